@@ -1,0 +1,141 @@
+"""Reads and writes the records that the three programs exchange, so that nobody ever reads half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pd_format.errors import FormatError, UserError
+
+__all__ = ["Record", "read_record", "write_record", "write_text"]
+
+
+class Record(BaseModel):
+    """A frozen record that takes no unknown field, converts no type and knows no NaN."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def read_record(path: Path, record: type[RecordT], format_name: str, version: int) -> RecordT:
+    """Read a JSON file into a record.
+
+    Raises:
+        FormatError: the file cannot be read, is not JSON, repeats a key, is of another format or version, or a
+            field is missing, unknown or ill-typed; the text holds the file's name and the path of the field.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is not text ({error}); expected a JSON file.") from None
+    try:
+        value = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"{path}: is not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); write it anew."
+        ) from None
+    except RecursionError:
+        raise FormatError(f"{path}: is nested too deeply to be a {format_name} file.") from None
+    except ValueError as error:
+        raise FormatError(f"{path}: {error}") from None
+    _check_header(path, value, format_name, version)
+    try:
+        return record.model_validate_json(text)
+    except ValidationError as error:
+        raise FormatError(f"{path}: {_first_problem(error)}") from None
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a record as JSON, under a temporary name first, then renamed.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    write_text(path, json.dumps(record.model_dump(mode="json"), indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's content in one step: a reader sees the old content or the new, never a part.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False, encoding="utf-8"
+        ) as file:
+            temporary = Path(file.name)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); name another place.") from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"the key {key!r} stands twice in one object; keep one of them.")
+        result[key] = value
+    return result
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"holds {name}; expected finite numbers only.")
+
+
+def _check_header(path: Path, value: Any, format_name: str, version: int) -> None:
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: holds a {type(value).__name__}; expected an object of format {format_name!r}.")
+    if value.get("format") != format_name:
+        raise FormatError(f"{path}: format is {value.get('format')!r}; expected {format_name!r}.")
+    found = value.get("version")
+    if found != version or isinstance(found, bool):
+        raise FormatError(f"{path}: version is {found!r}; this program reads version {version}. Make the file anew.")
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The first thing pydantic found, as `layers[3].forward_ms: found -1.0, ...`, and how many there are."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    path = ""
+    for part in first["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        text = f"{path}: is missing."
+    elif first["type"] == "extra_forbidden":
+        text = f"{path}: is unknown; expected only the fields of the format."
+    elif first["type"] == "value_error":
+        text = f"{path}: {message}" if path else message
+    else:
+        found = repr(first["input"])
+        found = found if len(found) <= 60 else found[:57] + "..."
+        text = f"{path}: found {found}; {message[0].lower()}{message[1:]}."
+    more = len(problems) - 1
+    return text + (f" ({more} more problem{'s' if more > 1 else ''}.)" if more else "")

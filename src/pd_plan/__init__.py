@@ -1,0 +1,1 @@
+"""pd-plan: cuts a profiled model into pipeline stages."""

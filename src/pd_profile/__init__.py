@@ -1,0 +1,1 @@
+"""pd-profile: measures each layer of a model."""

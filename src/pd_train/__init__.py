@@ -1,0 +1,1 @@
+"""pd-train: trains a model by a plan, one worker process a machine."""
