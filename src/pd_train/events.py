@@ -1,0 +1,80 @@
+"""What a run tells the person who watches it: plain values, from the workers to the display.
+
+Rank 0 gathers the figures of the whole run and hands these events to the program that started it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EpochEnded", "EpochMetrics", "Event", "Note", "Progress", "RunEnded"]
+
+
+@dataclass(frozen=True)
+class EpochMetrics:
+    """One line of metrics.jsonl; None where there is nothing to report, never a made-up number."""
+
+    epoch: int
+    """From 0."""
+    seconds: float
+    """Of training alone; validation is not counted."""
+    minibatches: int
+    samples_per_second: float
+    train_loss: float | None
+    """Mean over the epoch's samples."""
+    validation_loss: float | None
+    validation_accuracy: float | None
+    """Between 0 and 1."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Minibatches whose loss has reached rank 0 so far."""
+
+    phase: str
+    """`training` or `validation`."""
+    epoch: int
+    epochs: int
+    done: int
+    minibatches: int
+    samples: int
+    seconds: float
+    """Since the phase began."""
+    loss: float | None
+    """Mean over the samples so far."""
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """An epoch is over, its validation included."""
+
+    metrics: EpochMetrics
+    epochs: int
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The run is over and its files are written."""
+
+    reached_target: bool | None
+    """None where no target accuracy was asked for."""
+    seconds: float
+    """Training alone, all epochs."""
+    epochs: int
+    best_accuracy: float | None
+    bytes_sent: int
+    """Payload of all workers, tensors and headers, validation and start-up included."""
+    training_bytes_sent: int
+    """Of these, what training alone sent: activations, gradients and parameters."""
+    minibatches: int
+    """Trained on, over all epochs."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence for the person: a warning, or for whom a worker waits."""
+
+    text: str
+
+
+Event = Progress | EpochEnded | RunEnded | Note
