@@ -23,6 +23,8 @@ class Record(BaseModel):
     )
 
 
+_MOST_DIGITS = 20
+
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -40,7 +42,9 @@ def read_record(path: Path, record: type[RecordT], format_name: str, version: in
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: is not text ({error}); expected a JSON file.") from None
     try:
-        value = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+        value = json.loads(
+            text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_int=_whole_number
+        )
     except json.JSONDecodeError as error:
         raise FormatError(
             f"{path}: is not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); write it anew."
@@ -107,6 +111,12 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"holds {name}; expected finite numbers only.")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"holds a whole number of {len(digits)} digits; expected at most {_MOST_DIGITS}.")
+    return int(digits)
 
 
 def _check_header(path: Path, value: Any, format_name: str, version: int) -> None:

@@ -1,0 +1,42 @@
+# Everything runs in .venv, which the first target that needs it makes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help install demo test lint types check format bench clean
+
+help: ## Say what there is
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+install: $(INSTALLED) ## Make .venv and install the three programs into it
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,digits]'
+	touch $@
+
+demo: $(INSTALLED) ## Profile, plan and train a small network on real data with four worker processes
+	PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
+
+test: $(INSTALLED) ## Run the tests
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED) ## Look for mistakes and style, change nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## Check the types, change nothing
+	$(BIN)/mypy
+
+check: lint types test ## All of lint, types and test; changes nothing
+
+format: $(INSTALLED) ## Format the code; changes files
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED) ## Measure speed, as ratios within one run
+	$(BIN)/python benchmarks/bench.py
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

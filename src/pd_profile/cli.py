@@ -1,0 +1,170 @@
+"""The command line of pd-profile: reads the options, calls, prints and exits (design, section 1).
+
+Torch is imported only once the options are known to be right, so that help and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pd_format.errors import UserError
+from pd_profile.options import (
+    InputShape,
+    ModelName,
+    Scalar,
+    parse_data,
+    parse_input_shape,
+    parse_model,
+    parse_model_args,
+)
+
+__all__ = ["main"]
+
+ParsedT = TypeVar("ParsedT")
+
+_HELP = """Measure each layer of MODEL, so that pd-plan can split it.
+
+MODEL is a classification model of torchvision (resnet18), or a function that builds a model:
+path/file.py:function or package.module:function.
+
+\b
+Examples:
+  pd-profile vgg16 --minibatches 1000
+  pd-profile resnet18 --data digits:32 --model-arg num_classes=10
+  pd-profile examples/digits_cnn.py:digits_cnn --data digits --minibatch-size 32
+  pd-profile my_models.text:build --input-shape tokens=128:int64
+
+The time of a layer is that of its forward and its backward pass on one minibatch of random numbers, without the
+optimizer: the mean over the faster half of the minibatches measured, since other work on a machine only ever makes a
+minibatch slower. The profile goes to profiles/NAME.json, where pd-plan finds it.
+"""
+
+
+class _Stopped(click.ClickException):
+    """Ctrl-C: nothing has been written, and the exit code is the one that shells expect."""
+
+    exit_code = 130
+
+
+def _parsed(parse: Callable[[Any], ParsedT]) -> Callable[[click.Context, click.Parameter, Any], ParsedT]:
+    """A click callback that turns the parser's ValueError into a usage error that names the option."""
+
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> ParsedT:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx=context, param=parameter) from None
+
+    return callback
+
+
+def _parse_shapes(texts: tuple[str, ...]) -> list[InputShape]:
+    return [parse_input_shape(text) for text in texts]
+
+
+def _parse_data(text: str) -> tuple[str, int | None]:
+    return text, parse_data(text)
+
+
+@click.command(help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.argument("model", callback=_parsed(parse_model))
+@click.option(
+    "--model-arg",
+    "model_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_parsed(parse_model_args),
+    help="An argument for the function that builds the model, as in num_classes=10. Repeatable.",
+)
+@click.option(
+    "--minibatches",
+    type=click.IntRange(min=1),
+    help="How many to measure, after a warm-up.  [default: until each layer that takes 1 % of the time or more is "
+    "known to 2 %; 10 to 1000]",
+)
+@click.option(
+    "--minibatch-size",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Samples a minibatch, on one worker; training will use the same.",
+)
+@click.option(
+    "--input-shape",
+    "shapes",
+    multiple=True,
+    metavar="[NAME=]SHAPE[:DTYPE]",
+    callback=_parsed(_parse_shapes),
+    help="The shape of a sample, without the minibatch: 3,32,32 or tokens=128:int64 or flag=:bool (one value a "
+    "sample). Repeat it for a model with several inputs.  [default: what the data or the model tell]",
+)
+@click.option(
+    "--data",
+    default="synthetic",
+    show_default=True,
+    metavar="DATA",
+    callback=_parsed(_parse_data),
+    help="What training will use: synthetic, digits, digits:SIZE or path/file.py:function. It is written into the "
+    "profile and not read here; digits tells the shape of a sample.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where to run; auto takes the GPU if there is one.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's own choice, one a core]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For weights and inputs.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where to write the profile.  [default: profiles/NAME.json]",
+)
+@click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
+def main(model: ModelName, data: tuple[str, int | None], **options: Any) -> None:
+    try:
+        _run(model, data, **options)
+    except UserError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        raise _Stopped("stopped by Ctrl-C; no profile was written.") from None
+
+
+def _run(
+    model: ModelName,
+    data: tuple[str, int | None],
+    *,
+    model_args: dict[str, Scalar],
+    minibatches: int | None,
+    minibatch_size: int,
+    shapes: Sequence[InputShape],
+    device: str,
+    threads: int | None,
+    seed: int,
+    output: Path | None,
+) -> None:
+    from pd_profile.profiling import Request, UnknownModel, profile_model
+
+    request = Request(
+        model=model,
+        model_args=model_args,
+        minibatches=minibatches,
+        minibatch_size=minibatch_size,
+        shapes=tuple(shapes),
+        data=data[0],
+        data_pixels=data[1],
+        device=device,
+        threads=threads,
+        seed=seed,
+        output=output or Path("profiles") / f"{model.name}.json",
+    )
+    try:
+        profile_model(request)
+    except UnknownModel as error:
+        raise click.BadParameter(str(error), param_hint="MODEL") from None

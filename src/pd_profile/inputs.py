@@ -1,0 +1,155 @@
+"""The model's inputs: which shapes they have where the user did not say, and random values for them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pd_format.errors import UserError
+from pd_format.profile import InputSpec
+from pd_profile.options import InputShape
+
+__all__ = ["choose_inputs", "random_inputs"]
+
+#: Torchvision models that were not designed for 224 pixels.
+_TORCHVISION_PIXELS = {"inception_v3": 299}
+
+
+def choose_inputs(
+    model: nn.Module,
+    minibatch_size: int,
+    given: Sequence[InputShape],
+    *,
+    data: str,
+    data_pixels: int | None,
+    torchvision_name: str | None,
+) -> tuple[InputSpec, ...]:
+    """Decide on the inputs, in the order in which the model's forward takes them.
+
+    In this order: what the user gave; the samples of the data set; torchvision's usual images; the width of a
+    model whose first layer is linear.
+
+    Args:
+        given: the `--input-shape` options.
+        data, data_pixels: the data set and the side length of its images, None where it says nothing of shapes.
+        torchvision_name: the model's name there, None for other models.
+
+    Raises:
+        UserError: the shape is not known, or what was given fits neither the forward nor the data.
+    """
+    arguments, required = _arguments(model)
+    if given:
+        if data_pixels is not None and given[0].shape not in _image_shapes(model, data_pixels):
+            expected = ",".join(map(str, _image_shapes(model, data_pixels)[0]))
+            raise UserError(
+                f"--input-shape says {','.join(map(str, given[0].shape)) or 'one number'}, but the samples of "
+                f"--data {data} are {expected}; leave one of the two options out."
+            )
+        named = _in_order(given, arguments, required)
+    else:
+        shape = _known_shape(model, required, data_pixels, torchvision_name)
+        named = [(arguments[0], InputShape(None, shape, "float32"))]
+    return tuple(InputSpec(name=name, shape=(minibatch_size, *one.shape), dtype=one.dtype) for name, one in named)
+
+
+def random_inputs(
+    specs: Sequence[InputSpec], model: nn.Module, generator: torch.Generator, device: torch.device
+) -> list[Tensor]:
+    """Values for the inputs: normal for floating point; whole numbers that the model's smallest embedding knows.
+
+    A model without an embedding gets whole numbers 0 and 1, as a flag or the index of one of two would be.
+    """
+    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    values = []
+    for spec in specs:
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        if dtype.is_floating_point:
+            value = torch.randn(spec.shape, generator=generator).to(dtype)
+        else:
+            bound = 2 if dtype == torch.bool else min([*sizes, torch.iinfo(dtype).max] if sizes else [2])
+            value = torch.randint(bound, spec.shape, generator=generator).to(dtype)
+        values.append(value.to(device))
+    return values
+
+
+def _arguments(model: nn.Module) -> tuple[list[str], list[str]]:
+    """The names of what forward takes by position, and those of them that have no default."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [one for one in inspect.signature(model.forward).parameters.values() if one.kind in kinds]
+    names = [one.name for one in parameters]
+    # `nn.Sequential` calls it "input"; a forward of `*inputs` has no name to offer.
+    return names or ["input"], [one.name for one in parameters if one.default is inspect.Parameter.empty]
+
+
+def _in_order(
+    given: Sequence[InputShape], arguments: Sequence[str], required: Sequence[str]
+) -> list[tuple[str, InputShape]]:
+    """Match shapes to arguments: by name where there is one, the others to those left over, from the left."""
+    takes = f"the model's forward takes {', '.join(arguments)}"
+    found: dict[str, InputShape] = {}
+    for one in given:
+        if one.name is None:
+            continue
+        if one.name not in arguments:
+            raise UserError(f"--input-shape names {one.name!r}, but {takes}; use one of these names.")
+        if one.name in found:
+            raise UserError(f"--input-shape gives {one.name!r} twice; keep one of them.")
+        found[one.name] = one
+    free = [name for name in arguments if name not in found]
+    for one in given:
+        if one.name is None:
+            if not free:
+                raise UserError(f"--input-shape is given {len(given)} times, but {takes}; leave out the rest.")
+            found[free.pop(0)] = one
+    used = arguments[: len(found)]
+    missing = [name for name in (*required, *used) if name not in found]
+    if missing:
+        raise UserError(
+            f"The input {missing[0]!r} has no shape; {takes}. "
+            f"Say it too, as in --input-shape {missing[0]}=3,32,32 or --input-shape {missing[0]}=128:int64."
+        )
+    return [(name, found[name]) for name in used]
+
+
+def _known_shape(
+    model: nn.Module, required: Sequence[str], data_pixels: int | None, torchvision_name: str | None
+) -> tuple[int, ...]:
+    if len(required) > 1:
+        example = " ".join(f"--input-shape {name}=16" for name in required)
+        raise UserError(
+            f"The model takes {len(required)} inputs ({', '.join(required)}) and their shapes are not known; "
+            f"say them, without the batch, as in {example} (add :int64 for whole numbers)."
+        )
+    if data_pixels is not None:
+        return _image_shapes(model, data_pixels)[0]
+    if torchvision_name is not None:
+        pixels = _TORCHVISION_PIXELS.get(torchvision_name, 224)
+        return (3, pixels, pixels)
+    with_parameters = (module for module in model.modules() if list(module.parameters(recurse=False)))
+    first = next(with_parameters, None)
+    if isinstance(first, nn.Linear):
+        return (first.in_features,)
+    if isinstance(first, nn.Conv2d):
+        raise UserError(
+            f"The model starts with a convolution of {first.in_channels} channels and takes images of any size; "
+            f"say which, as in --input-shape {first.in_channels},32,32."
+        )
+    if isinstance(first, nn.Embedding):
+        raise UserError(
+            "The model starts with an embedding and takes sequences of any length; "
+            "say which, as in --input-shape 128:int64."
+        )
+    start = f"starts with {type(first).__name__}" if first is not None else "has no parameters"
+    raise UserError(
+        f"The model {start}, which does not tell the shape of a sample; "
+        "say it, without the batch, as in --input-shape 3,32,32."
+    )
+
+
+def _image_shapes(model: nn.Module, pixels: int) -> list[tuple[int, ...]]:
+    """The shapes of square images that suit the model's first convolution; one channel where it has none."""
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 1)
+    return [(channels, pixels, pixels)]

@@ -1,0 +1,195 @@
+"""One profile from the request to the file: build the model, trace it, weigh it, time it, write it, show it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import textwrap
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from torch import nn
+
+from pd_format.errors import UserError
+from pd_format.jsonfile import write_record
+from pd_format.layers.chain import Chain, build_chain
+from pd_format.layers.factory import build_model
+from pd_format.profile import Device, InputSpec, Profile
+from pd_profile.inputs import choose_inputs, random_inputs
+from pd_profile.measuring import Overhead, clock_for, measure, measure_overhead
+from pd_profile.options import InputShape, ModelName, Scalar
+from pd_profile.progress import show_progress
+from pd_profile.record import build_record, describe_device
+from pd_profile.samples import Summary
+from pd_profile.sizes import out_of_memory, stash_of
+from pd_profile.table import check_lines, table_lines
+from pd_profile.task import classification_loss, random_labels
+
+__all__ = ["Request", "UnknownModel", "profile_model"]
+
+_TORCHVISION = "torchvision.models"
+
+
+class UnknownModel(UserError):
+    """A bare name that torchvision does not have."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; None where the program decides.
+
+    Attributes:
+        data_pixels: the side length of the images of `data`, None where it says nothing of shapes.
+        device: "auto", "cpu" or "cuda".
+    """
+
+    model: ModelName
+    model_args: dict[str, Scalar]
+    minibatches: int | None
+    minibatch_size: int
+    shapes: tuple[InputShape, ...]
+    data: str
+    data_pixels: int | None
+    device: str
+    threads: int | None
+    seed: int
+    output: Path
+
+
+def profile_model(request: Request) -> None:
+    """Measure the model, write its profile and print the table.
+
+    Raises:
+        UserError: anything that the user can mend, from an unknown name to too little memory.
+    """
+    _check_output(request.output)
+    device = _device(request.device)
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    factory = request.model.factory or _torchvision_factory(request.model.name)
+    torch.manual_seed(request.seed)
+    with warnings.catch_warnings():
+        # Torchvision announces changes of its own defaults, about which nobody can do anything here.
+        warnings.simplefilter("ignore", FutureWarning)
+        model = build_model(factory, request.model_args)
+    model.train()
+    inputs = choose_inputs(
+        model,
+        request.minibatch_size,
+        request.shapes,
+        data=request.data,
+        data_pixels=request.data_pixels,
+        torchvision_name=request.model.name if request.model.factory is None else None,
+    )
+    try:
+        model.to(device)
+        chain = build_chain(model, inputs)
+        described = describe_device(device)
+        _say(_opening(request.model.name, inputs, chain, described))
+        summary, stash_bytes = _measured(request, model, chain, inputs, device)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(
+            f"There is too little memory on {device.type} for a minibatch of {request.minibatch_size}: "
+            f"{str(error).splitlines()[0]}\n"
+            f"Try a smaller one, as in --minibatch-size {max(1, request.minibatch_size // 2)}."
+        ) from None
+    profile = build_record(
+        name=request.model.name,
+        factory=factory,
+        kwargs=request.model_args,
+        chain=chain,
+        inputs=inputs,
+        data=request.data,
+        device=described,
+        summary=summary,
+        stash_bytes=stash_bytes,
+    )
+    write_record(request.output, profile)
+    _show_result(profile, summary, chain, request.output)
+
+
+def _measured(
+    request: Request, model: nn.Module, chain: Chain, inputs: tuple[InputSpec, ...], device: torch.device
+) -> tuple[Summary, list[int]]:
+    generator = torch.Generator().manual_seed(request.seed)
+    values = random_inputs(inputs, model, generator, device)
+    stash_bytes, output = stash_of(model, chain, values)
+    labels = random_labels(output, generator)
+    del output
+    clock = clock_for(device)
+    # A GPU works through the host's orders later; what the host does between them costs it nothing as a rule.
+    overhead = measure_overhead(clock, len(chain.layers)) if device.type == "cpu" else Overhead()
+    with show_progress(Console(stderr=True)) as report:
+        summary = measure(
+            model,
+            chain,
+            values,
+            lambda output: classification_loss(output, labels),
+            clock=clock,
+            minibatches=request.minibatches,
+            overhead=overhead,
+            report=report,
+        )
+    return summary, stash_bytes
+
+
+def _check_output(path: Path) -> None:
+    """Refuse a place that cannot be written to before the long part, not after it."""
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"{path}: cannot be written, since {folder} is no folder of yours; name another --output.")
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"--device cuda: torch {torch.__version__} finds no GPU on this machine. "
+            "Use --device cpu, or check the driver (nvidia-smi) and that torch is a build for CUDA."
+        )
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _torchvision_factory(name: str) -> str:
+    # Torchvision is imported for its own models only: a model of the user's may do without.
+    import torchvision
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        closest = f"the closest are {', '.join(close)}" if close else f"it has {', '.join(known[:3])} and others"
+        raise UnknownModel(
+            f"torchvision has no classification model {name!r}; {closest}. "
+            "A model of your own is named as path/file.py:function or package.module:function."
+        )
+    return f"{_TORCHVISION}:{name}"
+
+
+def _opening(name: str, inputs: tuple[InputSpec, ...], chain: Chain, device: Device) -> str:
+    shapes = ", ".join(f"{spec.name} {'x'.join(map(str, spec.shape))} {spec.dtype}" for spec in inputs)
+    return f"Profiling {name}, {len(chain.layers)} layers, on {device.kind} ({device.name}).\nInput: {shapes}."
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _show_result(profile: Profile, summary: Summary, chain: Chain, output: Path) -> None:
+    width = Console().width
+    for line in table_lines(profile, width):
+        click.echo(line)
+    click.echo()
+    for text in (*check_lines(summary), *chain.notes):
+        click.echo(textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False))
+    found_by_default = output.parent == Path("profiles")
+    option = "" if found_by_default else f" --profile {output}"
+    click.echo(f"Wrote {output}. Next: pd-plan{option} --machines 4 --bandwidth 10gbps")

@@ -1,0 +1,76 @@
+"""How the trainable parameters of a replicated stage are cut into buckets and spread over its shards.
+
+A bucket is what one message carries and one shard owns (design, section 5). Buckets follow the backward pass, the
+last parameters first, so that the first one is complete early. A parameter is cut at multiples of 64 elements from
+its start only: vectorised kernels compute other bits at odd ends.
+
+    two shards, sizes a = 100, b = 300 elements:
+
+    backward order   b[0:192]          b[192:300] a[0:100]
+    bucket, shard    0, shard 0        1, shard 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["BUCKET_BYTES", "Bucket", "Piece", "cut_into_buckets", "whole_parameters"]
+
+BUCKET_BYTES = 4 << 20
+"""The size that buckets aim at: large enough to amortise a message, small enough to overlap with the backward pass."""
+
+_GRAIN = 64
+
+
+class Piece(NamedTuple):
+    """Elements start..stop of a parameter, seen as one flat row."""
+
+    parameter: int
+    start: int
+    stop: int
+
+
+class Bucket(NamedTuple):
+    """Pieces that travel together, and the replica whose shard owns them."""
+
+    shard: int
+    pieces: tuple[Piece, ...]
+
+
+def cut_into_buckets(
+    elements: Sequence[int], element_bytes: Sequence[int], shards: int, bucket_bytes: int = BUCKET_BYTES
+) -> list[Bucket]:
+    """Cut parameters into buckets of about equal size, a multiple of the shards in number where there is enough.
+
+    Args:
+        elements: of each parameter.
+        element_bytes: bytes an element, of each parameter.
+        shards: r of the stage.
+        bucket_bytes: the size to aim at.
+    """
+    total = sum(n * size for n, size in zip(elements, element_bytes, strict=True))
+    count = shards * max(1, round(total / (shards * bucket_bytes)))
+    buckets: list[list[Piece]] = [[]]
+    filled = 0
+    for parameter in reversed(range(len(elements))):
+        start, size = 0, element_bytes[parameter]
+        while start < elements[parameter]:
+            # The end of the current bucket, as bytes from the start of all: exact, so that rounding never adds up.
+            room = total * len(buckets) / count - filled
+            stop = start + _GRAIN * max(0, round(room / (size * _GRAIN)))
+            stop = elements[parameter] if len(buckets) == count else min(stop, elements[parameter])
+            if stop > start:
+                buckets[-1].append(Piece(parameter, start, stop))
+                filled += (stop - start) * size
+            if stop < elements[parameter]:
+                buckets.append([])
+            start = stop
+    filled_buckets = [tuple(pieces) for pieces in buckets if pieces]
+    return [Bucket(index % shards, pieces) for index, pieces in enumerate(filled_buckets)]
+
+
+def whole_parameters(elements: Sequence[int]) -> list[Bucket]:
+    """The one bucket of a stage with a single worker: every parameter in one piece."""
+    pieces = tuple(Piece(parameter, 0, n) for parameter, n in enumerate(elements))
+    return [Bucket(0, pieces)] if pieces else []

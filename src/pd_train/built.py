@@ -1,0 +1,75 @@
+"""A worker's own layers, taken from the whole model, the rest of which is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pd_format.layers.chain import build_chain
+from pd_format.layers.factory import build_model
+from pd_format.layers.stage import StageModule
+from pd_format.plan import Plan
+from pd_train.check import stage_ranges
+from pd_train.task import classes_of
+
+__all__ = ["BuiltStage", "build_stage"]
+
+
+@dataclass(frozen=True)
+class BuiltStage:
+    """One stage's module, and what must be remembered of the model that it came from."""
+
+    module: StageModule
+    parameters: list[nn.Parameter]
+    """The trainable ones, contiguous, in a fixed order."""
+    names: dict[int, str]
+    """The model's own name of each of the stage's tensors, by the tensor's id."""
+    state_names: dict[str, str]
+    """Every key of the model's state dict, and the name of its tensor."""
+    unused: dict[str, Tensor]
+    """Tensors of the model that no layer uses; they stay as they were made."""
+    classes: int
+
+    def state(self, newest: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The stage's tensors by their names, with these as its trainable parameters."""
+        # The module points to whichever set ran last, so what trains is told apart by name.
+        state = {self.names[id(own)]: value for own, value in zip(self.parameters, newest, strict=True)}
+        for tensor in [*self.module.parameters(), *self.module.buffers()]:
+            if id(tensor) in self.names:
+                state.setdefault(self.names[id(tensor)], tensor)
+        return {name: tensor.detach().cpu() for name, tensor in state.items()}
+
+
+def build_stage(plan: Plan, index: int, seed: int, device: torch.device) -> BuiltStage:
+    """Build the plan's model as any worker builds it, and keep one stage.
+
+    Raises:
+        UserError: the model cannot be built, or is not the plan's.
+    """
+    torch.manual_seed(seed)
+    model = build_model(plan.model.factory, plan.model.kwargs)
+    chain = build_chain(model, plan.inputs)
+    module = chain.stage(*stage_ranges(plan, chain)[index]).to(device)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.data = parameter.data.contiguous()
+    names = {
+        id(tensor): chain.state_names.get(name, name)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+    }
+    used = {name for layer in chain.layers for name in (*layer.parameters, *layer.buffers)}
+    return BuiltStage(
+        module=module,
+        parameters=parameters,
+        names=names,
+        state_names=chain.state_names,
+        unused={
+            name: tensor.clone()
+            for name, tensor in model.state_dict().items()
+            if chain.state_names[name] == name and name not in used
+        },
+        classes=classes_of(chain.output),
+    )

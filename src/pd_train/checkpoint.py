@@ -1,0 +1,45 @@
+"""The trained model as an ordinary state dict: model.pt, which plain torch loads without this package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pd_format.errors import UserError
+
+__all__ = ["join_state", "write_model"]
+
+
+def join_state(names: Mapping[str, str], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The whole model's state dict from the stages' parts.
+
+    Args:
+        names: every key of the model's own state dict, and the name under which a stage holds its tensor.
+        parts: the tensors of all stages by these names.
+
+    Raises:
+        KeyError: no stage holds one of the tensors.
+    """
+    return {key: parts[name] for key, name in names.items()}
+
+
+def write_model(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a state dict under a temporary name, flush it to disk, then rename it.
+
+    Raises:
+        UserError: the folder cannot be written to, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written ({error}); the trained parameters are lost.") from None

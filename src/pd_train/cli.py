@@ -1,0 +1,198 @@
+"""The command line of pd-train: reads options and plan, checks, launches, shows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+
+from pd_format.errors import UserError
+from pd_format.jsonfile import write_record
+from pd_format.plan import Plan, read_plan
+from pd_train.check import available_memory_bytes, check_memory, check_schedule
+from pd_train.options import OptimizerOptions, RunOptions
+
+__all__ = ["main"]
+
+_DEFAULT_LR = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
+
+EPILOG = """\b
+Examples:
+  pd-train --plan plan.json
+  pd-train --plan plan.json --data digits --epochs 10 --target-accuracy 0.97
+  pd-train --plan plan.json --minibatches 100 --optimizer adam --lr 0.0003
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
+
+
+@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--plan",
+    "plan_path",
+    type=click.Path(path_type=Path),
+    default=Path("plan.json"),
+    show_default=True,
+    help="The plan that pd-plan wrote.",
+)
+@click.option(
+    "--data",
+    help="digits, digits:SIZE, synthetic, synthetic:SAMPLES or path/file.py:function, which "
+    "returns a training and a validation Dataset.  [default: what the plan says]",
+)
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--minibatches", type=click.IntRange(min=1), help="Train on at most so many in the whole run.")
+@click.option("--optimizer", type=click.Choice(["sgd", "adam", "adamw"]), default="sgd", show_default=True)
+@click.option("--lr", type=click.FloatRange(min=0), help="Learning rate.  [default: 0.01 for sgd, else 0.001]")
+@click.option(
+    "--momentum", type=click.FloatRange(min=0, max=1, max_open=True), default=0.9, show_default=True, help="Of sgd."
+)
+@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option(
+    "--lr-schedule",
+    type=click.Choice(["constant", "step", "cosine"]),
+    default="constant",
+    show_default=True,
+    help="How the rate changes from epoch to epoch: step divides it by ten after each third of the epochs.",
+)
+@click.option(
+    "--lr-scaling",
+    type=click.Choice(["balanced", "linear", "none"]),
+    default="balanced",
+    show_default=True,
+    help="A stage's rate times its replicas over the first stage's, times its replicas, or as it is.",
+)
+@click.option(
+    "--sync",
+    type=click.Choice(["overlap", "bsp"]),
+    help="Let a replicated stage's synchronisation overlap "
+    "the next pass, or wait for it.  [default: bsp for a plan of one stage, else overlap]",
+)
+@click.option("--drop-last", is_flag=True, help="Leave out a last, shorter minibatch of an epoch.")
+@click.option("--target-accuracy", type=click.FloatRange(min=0, max=1), help="Stop once validation reaches it (0.97).")
+@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=0, show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), help="Of each worker.  [default: cores over workers here]")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Where the run's files go, a new folder.  [default: runs/MODEL-DATE]",
+)
+@click.option(
+    "--stall-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1800.0,
+    show_default=True,
+    help="Seconds that a worker may wait for another one that is alive.",
+)
+@click.version_option(version("pipedream"), prog_name="pd-train")
+def main(
+    plan_path: Path,
+    data: str | None,
+    epochs: int,
+    minibatches: int | None,
+    optimizer: str,
+    lr: float | None,
+    momentum: float,
+    weight_decay: float,
+    lr_schedule: str,
+    lr_scaling: str,
+    sync: str | None,
+    drop_last: bool,
+    target_accuracy: float | None,
+    seed: int,
+    threads: int | None,
+    device: str,
+    run_dir: Path | None,
+    stall_timeout: float,
+) -> None:
+    """Train a model pipeline-parallel by a plan, one worker process a machine of the plan.
+
+    Writes metrics.jsonl, model.pt (an ordinary state dict), report.json and a log a worker.
+    """
+    with _failures_as_messages():
+        plan = read_plan(plan_path)
+        sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
+        check_schedule(plan, sync)
+        check_memory(plan, range(plan.workers), available_memory_bytes())
+        options = RunOptions(
+            plan=plan,
+            run_dir=_new_run_dir(run_dir, plan),
+            data=data or plan.data,
+            epochs=epochs,
+            minibatches=minibatches,
+            optimizer=OptimizerOptions(
+                name=optimizer,
+                lr=_DEFAULT_LR[optimizer] if lr is None else lr,
+                momentum=momentum,
+                weight_decay=weight_decay,
+                lr_schedule=lr_schedule,
+                lr_scaling=lr_scaling,
+            ),
+            sync=sync,
+            drop_last=drop_last,
+            threads=threads or max(1, len(os.sched_getaffinity(0)) // plan.workers),
+            target_accuracy=target_accuracy,
+            seed=seed,
+            device=device,
+            stall_timeout=stall_timeout,
+        )
+        _train(options)
+
+
+def _train(options: RunOptions) -> None:
+    from pd_train.display import open_display, print_run_table
+    from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded
+    from pd_train.launch import launch
+
+    ended: list[RunEnded] = []
+    metrics: list[EpochMetrics] = []
+    display = open_display()
+
+    def show(event: Event) -> None:
+        if isinstance(event, RunEnded):
+            ended.append(event)
+        elif isinstance(event, EpochEnded):
+            metrics.append(event.metrics)
+        display.handle(event)
+
+    try:
+        launch(options, show)
+    finally:
+        display.close()
+    print_run_table(options.plan, ended[0], metrics, options.run_dir, options.target_accuracy)
+
+
+def _new_run_dir(wanted: Path | None, plan: Plan) -> Path:
+    """Make the run's folder and put the plan in it.
+
+    Raises:
+        UserError: it holds something already, or cannot be made.
+    """
+    path = wanted or Path("runs") / f"{plan.model.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise UserError(f"--run-dir {path}: is not empty; name a new folder, so that no earlier run is lost.")
+    except OSError as error:
+        raise UserError(f"--run-dir {path}: cannot be made ({error.strerror}); name another place.") from None
+    write_record(path / "plan.json", plan)
+    return path
+
+
+@contextlib.contextmanager
+def _failures_as_messages() -> Iterator[None]:
+    from pd_train.launch import Stopped
+
+    try:
+        yield
+    except UserError as error:
+        raise click.ClickException(str(error)) from None
+    except Stopped as error:
+        click.echo(f"Stopped ({error}); the files written so far are whole.", err=True)
+        sys.exit(128 + error.signum)

@@ -1,0 +1,74 @@
+"""What a worker process and the launcher on its host tell each other, over a pipe between the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pd_train.events import Event
+from pd_train.options import RunOptions
+
+__all__ = ["Bound", "Done", "Failed", "FromWorker", "Happened", "Peers", "WorkerSetup", "log_path"]
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """One worker of a run."""
+
+    options: RunOptions
+    rank: int
+    run: str
+    """Marks the messages of this run."""
+    address: str
+    """To listen on."""
+    port: int
+    """To listen on; 0 lets the system choose."""
+    local_index: int
+    """Of this worker among those of its host: its GPU."""
+
+
+def log_path(setup: WorkerSetup) -> Path:
+    """Where a worker's own words go."""
+    return setup.options.run_dir / f"worker-{setup.rank}.log"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The worker listens here, and its stage is built and checked."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Where each worker of the plan listens, by rank; the launcher's only message."""
+
+    addresses: dict[int, tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Happened:
+    """Something that the display shows."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The worker has given up."""
+
+    text: str
+    """For the person."""
+    consequence: bool = False
+    """It only lost a peer: whatever ended the peer is the cause."""
+    see_log: bool = False
+    """A fault of the program: the log holds the traceback."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The worker has finished its run."""
+
+
+FromWorker = Bound | Happened | Failed | Done

@@ -1,0 +1,191 @@
+"""The stage engine: computes one stage's passes on a given parameter set, and knows nothing of pipelines.
+
+The runtime talks to the protocol below; PyTorch is one implementation. Versions need no copy at the forward pass: the
+module's parameters are pointers, set to the tensors of the set that the pass is to use, and autograd holds on to
+those tensors until the backward pass (design, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pd_format.layers.stage import StageModule
+from pd_train.seeding import seed_generators
+from pd_train.task import Task
+from pd_train.wire import map_tensors, tensors_in
+
+__all__ = ["Score", "StageEngine", "TorchEngine"]
+
+
+class Score(NamedTuple):
+    """What the last stage says of a minibatch."""
+
+    loss: float
+    """Mean over the minibatch's samples."""
+    correct: int | None
+    """Samples classified rightly; None in training, where nobody counts."""
+    samples: int
+
+
+class StageEngine(Protocol):
+    """Computes forward and backward passes of one stage; one thread calls it.
+
+    `key` names a minibatch between its two passes, `index` a parameter set. Values are nestings of tensors and plain
+    values; a tensor that wants a gradient has `requires_grad` set.
+    """
+
+    def forward(self, key: int, index: int, values: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+        """What crosses the cut after the stage; keeps what the backward pass needs."""
+        ...
+
+    def forward_loss(self, key: int, index: int, values: tuple[Any, ...], targets: Any, seed: int) -> Score:
+        """At the last stage: the loss instead of what crosses a cut."""
+        ...
+
+    def backward(self, key: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
+        """From the gradients of the sent tensors that want one to those of the received ones, in order.
+
+        The last stage is given None and starts from its loss.
+        """
+        ...
+
+    def take_parameter_gradients(self, index: int) -> list[Tensor | None]:
+        """The parameters' gradients of the backward pass that has just ended; None where there is none."""
+        ...
+
+    def evaluate(self, index: int, values: tuple[Any, ...], targets: Any | None) -> tuple[Any, ...] | Score:
+        """A forward pass that nothing is kept of; a score at the last stage, which is given targets."""
+        ...
+
+
+Pointer = Callable[[nn.Parameter], None]
+
+
+class _Stash(NamedTuple):
+    received: list[Tensor]
+    sent: list[Tensor]
+
+
+class TorchEngine:
+    """A `StageModule` on one device.
+
+    Args:
+        module: the stage.
+        sets: the parameter sets; the first holds the module's own.
+        task: gives loss and score at the last stage.
+        device: what the module is on.
+    """
+
+    def __init__(
+        self,
+        module: StageModule,
+        sets: Sequence[Sequence[nn.Parameter]],
+        task: Task,
+        device: torch.device,
+    ) -> None:
+        self._module = module
+        self._sets = sets
+        self._task = task
+        self._device = device
+        self._pointers = _pointers_to(module, sets[0])
+        self._current = 0
+        self._stash: dict[int, _Stash] = {}
+        # What a stage sends must not share memory with what it goes on writing to.
+        self._owned = {tensor.untyped_storage().data_ptr() for tensor in module.buffers()}
+        for held in sets:
+            self._owned |= {tensor.untyped_storage().data_ptr() for tensor in held}
+
+    def forward(self, key: int, index: int, values: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+        received, result = self._run(index, values, seed)
+        self._stash[key] = _Stash(received, [tensor for tensor in tensors_in(result) if tensor.requires_grad])
+        sent: tuple[Any, ...] = map_tensors(self._to_send, result)
+        return sent
+
+    def forward_loss(self, key: int, index: int, values: tuple[Any, ...], targets: Any, seed: int) -> Score:
+        received, (output,) = self._run(index, values, seed)
+        targets = map_tensors(self._here, targets)
+        loss = self._task.loss(output, targets)
+        self._stash[key] = _Stash(received, [loss] if loss.requires_grad else [])
+        return Score(loss.item(), None, self._task.samples(targets))
+
+    def backward(self, key: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
+        received, sent = self._stash.pop(key)
+        if gradients is None:
+            if sent:
+                torch.autograd.backward(sent)
+        else:
+            pairs = [(root, arrived) for root, arrived in zip(sent, gradients, strict=True) if arrived is not None]
+            for root, arrived in pairs:
+                if root.shape != arrived.shape or root.dtype != arrived.dtype:
+                    raise RuntimeError(
+                        f"a gradient of {arrived.dtype} {tuple(arrived.shape)} arrived for a value of "
+                        f"{root.dtype} {tuple(root.shape)}"
+                    )
+            if pairs:
+                torch.autograd.backward([root for root, _ in pairs], [self._here(arrived) for _, arrived in pairs])
+        return [None if tensor.grad is None else tensor.grad.cpu() for tensor in received]
+
+    def take_parameter_gradients(self, index: int) -> list[Tensor | None]:
+        gradients = [parameter.grad for parameter in self._sets[index]]
+        for parameter in self._sets[index]:
+            parameter.grad = None
+        return gradients
+
+    def evaluate(self, index: int, values: tuple[Any, ...], targets: Any | None) -> tuple[Any, ...] | Score:
+        self._point_to(index)
+        if self._module.training:
+            self._module.eval()
+        with torch.no_grad():
+            result = self._module(*map_tensors(self._here, values))
+            if targets is None:
+                sent: tuple[Any, ...] = map_tensors(self._to_send, result)
+                return sent
+            targets = map_tensors(self._here, targets)
+            loss = self._task.loss(result[0], targets)
+            return Score(loss.item(), self._task.correct(result[0], targets), self._task.samples(targets))
+
+    def _run(self, index: int, values: tuple[Any, ...], seed: int) -> tuple[list[Tensor], tuple[Any, ...]]:
+        self._point_to(index)
+        if not self._module.training:
+            self._module.train()
+        values = map_tensors(self._here, values)
+        seed_generators(seed)
+        return [tensor for tensor in tensors_in(values) if tensor.requires_grad], self._module(*values)
+
+    def _point_to(self, index: int) -> None:
+        if index != self._current:
+            parameters = self._sets[index]
+            for set_pointer, number in self._pointers:
+                set_pointer(parameters[number])
+            self._current = index
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        if tensor.device == self._device:
+            return tensor
+        return tensor.detach().to(self._device).requires_grad_(tensor.requires_grad)
+
+    def _to_send(self, tensor: Tensor) -> Tensor:
+        sent = tensor.detach().cpu()
+        if sent.untyped_storage().data_ptr() in self._owned:
+            sent = sent.clone()
+        return sent.requires_grad_(tensor.requires_grad)
+
+
+def _pointers_to(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[tuple[Pointer, int]]:
+    """Every place in the module that holds one of the parameters, as a function that makes it hold another one."""
+    numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+    pointers: list[tuple[Pointer, int]] = []
+    for owner in module.modules():
+        for key, parameter in owner._parameters.items():
+            if parameter is None or id(parameter) not in numbers:
+                continue
+            # A recurrent module keeps a second list of its weights, which only assignment keeps in step.
+            assign = isinstance(owner, nn.RNNBase)
+            pointer = partial(setattr, owner, key) if assign else partial(owner._parameters.__setitem__, key)
+            pointers.append((pointer, numbers[id(parameter)]))
+    return pointers

@@ -1,0 +1,112 @@
+"""Where a worker's compute thread waits: it sorts what arrives and serves its shard meanwhile.
+
+Two clocks (design, section 6). Liveness is the transport's: a lost connection ends the wait at once. Progress is kept
+here: a wait for a peer that is alive says so after 10 s and then every 60 s, and gives up after the stall timeout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pd_train.transport import PeerLost, Transport
+from pd_train.wire import Message
+
+__all__ = ["Inbox", "PeerLostError", "StallError"]
+
+_FIRST_NOTICE_S = 10.0
+_NOTICE_EVERY_S = 60.0
+
+
+class PeerLostError(Exception):
+    """A peer went away while it was still needed."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"lost the connection to worker {rank}")
+        self.rank = rank
+
+
+class StallError(Exception):
+    """A live peer did not send what was awaited within the stall timeout."""
+
+
+class Inbox:
+    """Sorts messages to the handlers of their kinds.
+
+    Args:
+        transport: where they come from.
+        name: of this worker, for messages to people.
+        stall_timeout: seconds that one wait may take.
+        notice: is told for whom this worker waits.
+    """
+
+    def __init__(self, transport: Transport, name: str, stall_timeout: float, notice: Callable[[str], None]) -> None:
+        self._transport = transport
+        self._name = name
+        self._stall_timeout = stall_timeout
+        self._notice = notice
+        self._handlers: dict[str, Callable[[Message], None]] = {}
+        self._kept: dict[tuple[str, int, int], Any] = {}
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called after messages were sorted: what they made possible is done here."""
+        self.needed_peers: set[int] | None = None
+        """Whose loss ends the run; None for anyone's."""
+        self.lost_peers: set[int] = set()
+        """Peers that went away when they were needed no more."""
+
+    def handle(self, kind: str, handler: Callable[[Message], None]) -> None:
+        """Messages of a kind without a handler are kept until `wait_for` takes them."""
+        self._handlers[kind] = handler
+
+    def poll(self) -> None:
+        """Sort all that has arrived, without waiting."""
+        while (item := self._transport.receive()) is not None:
+            self._sort(item)
+        self.on_idle()
+
+    def wait_for(self, kind: str, segment: int, index: int, what: str) -> Any:
+        """The body of the one message of this kind, segment and index; `what` names it to people."""
+        key = (kind, segment, index)
+        self.wait_until(lambda: key in self._kept, lambda: what)
+        return self._kept.pop(key)
+
+    def wait_until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
+        """Sort messages until something holds.
+
+        Args:
+            ready: whether it does.
+            what: names what is awaited and from whom.
+
+        Raises:
+            PeerLostError: a peer went away.
+            StallError: it took longer than the stall timeout.
+        """
+        self.poll()
+        if ready():
+            return
+        start = time.monotonic()
+        next_notice = start + _FIRST_NOTICE_S
+        while not ready():
+            item = self._transport.receive(timeout=max(0.01, next_notice - time.monotonic()))
+            if item is not None:
+                self._sort(item)
+                self.poll()
+            now = time.monotonic()
+            if now < next_notice or ready():
+                continue
+            text = f"{self._name} has waited {now - start:.0f} s for {what()}"
+            if now - start >= self._stall_timeout:
+                raise StallError(f"{text}; gave up (--stall-timeout)")
+            self._notice(text)
+            next_notice = min(now + _NOTICE_EVERY_S, max(now + 0.01, start + self._stall_timeout))
+
+    def _sort(self, item: Message | PeerLost) -> None:
+        if isinstance(item, PeerLost):
+            if self.needed_peers is None or item.rank in self.needed_peers:
+                raise PeerLostError(item.rank)
+            self.lost_peers.add(item.rank)
+        elif item.kind in self._handlers:
+            self._handlers[item.kind](item)
+        else:
+            self._kept[item.kind, item.segment, item.index] = item.body

@@ -1,0 +1,204 @@
+"""Starts one process a worker on this host, watches them, and stops them all on the first failure."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from types import FrameType
+from typing import Any
+
+from pd_format.errors import UserError
+from pd_format.plan import Plan
+from pd_train.control import Bound, Done, Failed, Happened, Peers, WorkerSetup, log_path
+from pd_train.events import Event
+from pd_train.options import RunOptions
+from pd_train.routing import place_of
+
+__all__ = ["Stopped", "launch"]
+
+_MALLOC = {
+    # Freed memory is kept and used again: page faults are what large messages cost most.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "2147483647",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+_CAUSE_GRACE_S = 1.0
+_STOP_GRACE_S = 3.0
+
+
+class Stopped(Exception):
+    """The person, or the system, asked the run to stop; `signum` says how."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum
+
+
+@dataclass
+class _Worker:
+    setup: WorkerSetup
+    process: Any
+    connection: Connection
+    done: bool = False
+    failure: Failed | None = None
+    heard_out: bool = False
+    """The connection has ended: nothing more will come."""
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.setup.rank} ({place_of(self.setup.options.plan, self.setup.rank)})"
+
+
+def launch(options: RunOptions, show: Callable[[Event], None]) -> None:
+    """Run all workers of the plan on this host until they are done.
+
+    Args:
+        options: of the run; its folder exists.
+        show: takes the events that the display shows.
+
+    Raises:
+        UserError: a worker failed; the text gives the first cause.
+        Stopped: SIGINT or SIGTERM arrived. No process is left in either case.
+    """
+    plan = options.plan
+    run = secrets.token_hex(8)
+    workers: list[_Worker] = []
+    with _signals_as_exception():
+        try:
+            context = _process_context()
+            for rank in range(plan.workers):
+                address, port = _listen_at(plan, rank)
+                setup = WorkerSetup(options, rank, run, address, port, rank)
+                workers.append(_start(context, setup))
+            _watch(workers, plan, show)
+        finally:
+            _stop(workers)
+
+
+def _process_context() -> Any:
+    """Workers are forked from a server process that has imported torch once: a start then takes milliseconds."""
+    for name, value in _MALLOC.items():
+        os.environ.setdefault(name, value)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "pd_train.preload"])
+    return context
+
+
+def _listen_at(plan: Plan, rank: int) -> tuple[str, int]:
+    if not plan.hosts:
+        return "127.0.0.1", 0
+    host = plan.hosts[rank]
+    return host.listen or host.address, host.port
+
+
+def _start(context: Any, setup: WorkerSetup) -> _Worker:
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(setup, there), name=f"pd-worker-{setup.rank}", daemon=True)
+    process.start()
+    there.close()
+    return _Worker(setup, process, here)
+
+
+def _work(setup: WorkerSetup, connection: Connection) -> None:
+    from pd_train.worker import work
+
+    work(setup, connection)
+
+
+def _watch(workers: Sequence[_Worker], plan: Plan, show: Callable[[Event], None]) -> None:
+    """Hear the workers out until all are done, or raise the first cause of a failure."""
+    addresses: dict[int, tuple[str, int]] = {}
+    deadline: float | None = None
+    while not all(worker.heard_out for worker in workers):
+        by_connection = {worker.connection: worker for worker in workers if not worker.heard_out}
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait(list(by_connection), timeout)
+        if deadline is not None and time.monotonic() >= deadline:
+            break
+        for connection in ready:
+            worker = by_connection[connection]  # type: ignore[index]
+            try:
+                what = worker.connection.recv()
+            except (EOFError, OSError):
+                worker.heard_out = True
+                if not worker.done and worker.failure is None:
+                    worker.failure = _death_of(worker)
+                what = None
+            if isinstance(what, Bound):
+                host = plan.hosts[worker.setup.rank] if plan.hosts else None
+                addresses[worker.setup.rank] = (host.address if host else what.address, what.port)
+                if len(addresses) == len(workers):
+                    for each in workers:
+                        with contextlib.suppress(OSError):
+                            each.connection.send(Peers(addresses))
+            elif isinstance(what, Happened):
+                show(what.event)
+            elif isinstance(what, Failed):
+                worker.failure = what
+            elif isinstance(what, Done):
+                worker.done = True
+        failed = [worker for worker in workers if worker.failure is not None]
+        if any(worker.failure and not worker.failure.consequence for worker in failed):
+            break
+        if failed and deadline is None:
+            # Only consequences so far: the cause should be heard of in a moment.
+            deadline = time.monotonic() + _CAUSE_GRACE_S
+    _raise_first_cause(workers)
+
+
+def _death_of(worker: _Worker) -> Failed:
+    worker.process.join(_STOP_GRACE_S)
+    code = worker.process.exitcode
+    how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
+    return Failed(f"the process (pid {worker.process.pid}) {how}", see_log=True)
+
+
+def _raise_first_cause(workers: Sequence[_Worker]) -> None:
+    failed = [worker for worker in workers if worker.failure is not None]
+    if not failed:
+        return
+    worker = min(failed, key=lambda one: bool(one.failure and one.failure.consequence))
+    failure = worker.failure
+    assert failure is not None
+    log = f" Its log: {log_path(worker.setup)}" if failure.see_log else ""
+    raise UserError(f"{worker.name}: {failure.text.rstrip('.')}.{log}")
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    """Leave no process behind."""
+    for worker in workers:
+        if worker.process.is_alive() and not worker.done:
+            worker.process.terminate()
+    deadline = time.monotonic() + _STOP_GRACE_S
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()) if not worker.done else 2 * _STOP_GRACE_S)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.connection.close()
+        worker.process.close()
+
+
+@contextlib.contextmanager
+def _signals_as_exception() -> Iterator[None]:
+    """SIGINT and SIGTERM end the run in order; a second one does not interrupt the ending."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(signum)
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

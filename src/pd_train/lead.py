@@ -1,0 +1,171 @@
+"""Rank 0's second job: announces the segments, gathers what the run is told by, and writes the run's files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from pd_format.jsonfile import write_text
+from pd_train.checkpoint import join_state, write_model
+from pd_train.compute import Segment, StageRunner
+from pd_train.data import MinibatchLoader
+from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded
+from pd_train.inbox import Inbox
+from pd_train.optimizers import learning_rate
+from pd_train.options import RunOptions
+from pd_train.scores import ScoreBoard
+from pd_train.transport import Transport
+from pd_train.wire import Message
+
+__all__ = ["Lead", "follow", "part_with"]
+
+
+class Lead:
+    """Drives a run from the first segment to the files.
+
+    Args:
+        options: of the run.
+        runner: this worker's own stage.
+        transport, inbox: the way to the other workers.
+        loaders: training and validation minibatches, which say how many there are.
+        tell: takes events for the display.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        runner: StageRunner,
+        transport: Transport,
+        inbox: Inbox,
+        loaders: tuple[MinibatchLoader, MinibatchLoader],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._options = options
+        self._runner = runner
+        self._transport = transport
+        self._inbox = inbox
+        self._training, self._validation = loaders
+        self._tell = tell
+        self._scores = ScoreBoard(inbox, options.epochs, tell)
+        self._segments = 0
+        self._epochs: list[EpochMetrics] = []
+
+    def run(self, part: Callable[[], dict[str, Tensor]], state_names: Mapping[str, str]) -> None:
+        """Train, validate, and write metrics.jsonl, model.pt and report.json.
+
+        Args:
+            part: gives this worker's tensors of the trained model by their original names.
+            state_names: every key of the model's state dict, and the original name of its tensor.
+        """
+        left = self._options.minibatches
+        reached: bool | None = None if self._options.target_accuracy is None else False
+        for epoch in range(self._options.epochs):
+            minibatches = self._training.minibatches if left is None else min(self._training.minibatches, left)
+            metrics = self._run_epoch(epoch, minibatches)
+            self._epochs.append(metrics)
+            lines = (json.dumps(asdict(one)) + "\n" for one in self._epochs)
+            write_text(self._options.run_dir / "metrics.jsonl", "".join(lines))
+            self._tell(EpochEnded(metrics, self._options.epochs))
+            left = None if left is None else left - minibatches
+            if reached is False and (metrics.validation_accuracy or 0.0) >= (self._options.target_accuracy or 0.0):
+                reached = True
+                break
+            if left == 0:
+                break
+        self._announce(None)
+        self._finish(part, state_names, reached)
+
+    def _run_epoch(self, epoch: int, minibatches: int) -> EpochMetrics:
+        rate = learning_rate(self._options.optimizer, epoch, self._options.epochs)
+        loss, _, samples, seconds = self._run_segment(Segment(self._segments, True, epoch, 0, minibatches, rate))
+        validation = Segment(self._segments, False, epoch, 0, self._validation.minibatches, rate)
+        validation_loss, accuracy, _, _ = self._run_segment(validation)
+        return EpochMetrics(
+            epoch=epoch,
+            seconds=seconds,
+            minibatches=minibatches,
+            samples_per_second=samples / seconds,
+            train_loss=loss,
+            validation_loss=validation_loss,
+            validation_accuracy=accuracy,
+        )
+
+    def _run_segment(self, segment: Segment) -> tuple[float, float | None, int, float]:
+        self._announce(segment)
+        self._scores.start(segment)
+        self._runner.run(segment)
+        return self._scores.finish(segment)
+
+    def _announce(self, segment: Segment | None) -> None:
+        body = None if segment is None else asdict(segment)
+        for rank in range(1, self._options.plan.workers):
+            self._transport.send(rank, Message("segment", 0, self._segments, 0, body))
+        self._segments += 1
+
+    def _finish(
+        self, part: Callable[[], dict[str, Tensor]], state_names: Mapping[str, str], reached: bool | None
+    ) -> None:
+        parts = part()
+        sent = sum(self._transport.sent_bytes.values())
+        training_sent = self._runner.training_bytes
+        for rank in range(1, self._options.plan.workers):
+            body = self._inbox.wait_for("part", 0, rank, f"the trained parameters of worker {rank}")
+            parts |= body["part"]
+            sent += body["sent"]
+            training_sent += body["training_sent"]
+        write_model(self._options.run_dir / "model.pt", join_state(state_names, parts))
+        accuracies = [one.validation_accuracy for one in self._epochs if one.validation_accuracy is not None]
+        ended = RunEnded(
+            reached_target=reached,
+            seconds=sum(one.seconds for one in self._epochs),
+            epochs=len(self._epochs),
+            best_accuracy=max(accuracies, default=None),
+            bytes_sent=sent,
+            training_bytes_sent=training_sent,
+            minibatches=sum(one.minibatches for one in self._epochs),
+        )
+        report = {"config": self._options.plan.config, **asdict(ended)}
+        write_text(self._options.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
+        self._tell(ended)
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """Let the others go, and leave last: a worker must not take this one's leaving for a failure."""
+        self._inbox.needed_peers = set()
+        left: set[int] = set()
+        self._inbox.handle("bye", lambda message: left.add(message.sender))
+        others = range(1, self._options.plan.workers)
+        for rank in others:
+            self._transport.send(rank, Message("goodbye", 0, 0, 0))
+        self._inbox.wait_until(
+            lambda: all(rank in left or rank in self._inbox.lost_peers for rank in others),
+            lambda: "the other workers to end",
+        )
+
+
+def follow(inbox: Inbox, runner: StageRunner) -> None:
+    """What every other worker does: run the segments that rank 0 announces, until there are no more."""
+    number = 0
+    while True:
+        body: dict[str, Any] | None = inbox.wait_for("segment", number, 0, "the next segment from worker 0")
+        if body is None:
+            return
+        runner.run(Segment(**body))
+        number += 1
+
+
+def part_with(
+    rank: int, transport: Transport, inbox: Inbox, runner: StageRunner, part: Callable[[], dict[str, Tensor]]
+) -> None:
+    """Hand rank 0 this worker's part of the trained model, and wait until it has written all of it."""
+    # The others may leave as soon as rank 0 has told them; only rank 0 is still needed.
+    inbox.needed_peers = {0}
+    sent = sum(transport.sent_bytes.values())
+    body = {"part": part(), "sent": sent, "training_sent": runner.training_bytes}
+    transport.send(0, Message("part", rank, 0, rank, body))
+    inbox.wait_for("goodbye", 0, 0, "worker 0 to write the trained model")
+    transport.send(0, Message("bye", rank, 0, rank))

@@ -1,0 +1,79 @@
+"""The optimizers that pd-train offers, on any list of tensors, and the learning rate of an epoch and of a stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pd_train.options import OptimizerOptions
+
+__all__ = ["MovingOptimizer", "learning_rate", "stage_scale"]
+
+
+def learning_rate(options: OptimizerOptions, epoch: int, epochs: int) -> float:
+    """The rate of an epoch before any scaling by stage: a function of the epoch alone, constant within it.
+
+    `step` divides by ten after a third and after two thirds of the epochs; `cosine` falls from the full rate along
+    half a cosine and would reach zero after the last epoch.
+    """
+    if options.lr_schedule == "step":
+        return options.lr * 0.1 ** (3 * epoch // epochs)
+    if options.lr_schedule == "cosine":
+        return options.lr * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+    return options.lr
+
+
+def stage_scale(lr_scaling: str, replicas: int, first_replicas: int) -> float:
+    """What a stage's rate is multiplied with (design, section 4).
+
+    `balanced`: r_s / r_0, so that all stages advance equally a sample; `linear`: r_s (Goyal et al. 2017);
+    `none`: 1.
+    """
+    if lr_scaling == "balanced":
+        return replicas / first_replicas
+    if lr_scaling == "linear":
+        return float(replicas)
+    return 1.0
+
+
+class MovingOptimizer:
+    """A torch optimizer whose parameters move to another set at each update.
+
+    There is no master copy: the newest set is what the optimizer works on, its state follows from set to set.
+
+    Args:
+        options: which optimizer, and its constants.
+        tensors: the first set's pieces; elementwise optimizers do not care how parameters are cut.
+    """
+
+    def __init__(self, options: OptimizerOptions, tensors: Sequence[Tensor]) -> None:
+        self._optimizer = _build(options, tensors)
+
+    def step(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], rate: float) -> None:
+        """Update the tensors, which hold the newest version's values, in place.
+
+        A tensor without a gradient, and its state, are left alone.
+        """
+        group = self._optimizer.param_groups[0]
+        state = self._optimizer.state
+        for old, new in zip(group["params"], tensors, strict=True):
+            if old is not new and old in state:
+                state[new] = state.pop(old)
+        group["params"] = list(tensors)
+        group["lr"] = rate
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            tensor.grad = gradient
+        self._optimizer.step()
+        for tensor in tensors:
+            tensor.grad = None
+
+
+def _build(options: OptimizerOptions, tensors: Sequence[Tensor]) -> torch.optim.Optimizer:
+    parameters = list(tensors)
+    if options.name == "sgd":
+        return torch.optim.SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)
+    kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=options.lr, weight_decay=options.weight_decay)

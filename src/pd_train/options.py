@@ -1,0 +1,53 @@
+"""What a person asked of a run: plain, frozen values that every worker is given alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pd_format.plan import Plan
+
+__all__ = ["OptimizerOptions", "RunOptions"]
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """The optimizer and how its rate changes from epoch to epoch."""
+
+    name: str = "sgd"
+    """`sgd`, `adam` or `adamw`."""
+    lr: float = 0.01
+    momentum: float = 0.9
+    """Of sgd."""
+    weight_decay: float = 0.0
+    lr_schedule: str = "constant"
+    """`constant`, `step` or `cosine`."""
+    lr_scaling: str = "balanced"
+    """`balanced`, `linear` or `none`."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """One run of one plan."""
+
+    plan: Plan
+    run_dir: Path
+    data: str
+    epochs: int
+    minibatches: int | None = None
+    """At most so many in the whole run."""
+    optimizer: OptimizerOptions = OptimizerOptions()
+    sync: str = "overlap"
+    """`overlap` or `bsp`."""
+    drop_last: bool = False
+    threads: int = 1
+    """Of each worker."""
+    target_accuracy: float | None = None
+    """Between 0 and 1."""
+    seed: int = 0
+    device: str = "cpu"
+    """`cpu` or `cuda`."""
+    peer_timeout: float = 10.0
+    """Seconds of silence after which a peer counts as dead."""
+    stall_timeout: float = 1800.0
+    """Seconds that a wait for a live peer may take."""

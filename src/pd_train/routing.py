@@ -1,0 +1,63 @@
+"""Who a worker talks to: pure arithmetic on the plan (the paper, section 3.2, deterministic round robin).
+
+Minibatch b goes to replica b mod r of every stage, forward and backward, so that no worker has to ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pd_format.plan import Plan, Stage
+
+__all__ = ["Place", "place_of"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place in the plan: its stage, its replica, and the stages before and after."""
+
+    rank: int
+    stage: Stage
+    replica: int
+    before: Stage | None
+    after: Stage | None
+    last_stage: Stage
+
+    def source(self, minibatch: int) -> int:
+        """The rank that sends this minibatch's activations, and takes its gradients."""
+        if self.before is None:
+            raise ValueError("stage 0 reads its minibatches from the data set")
+        return self.before.workers[minibatch % self.before.replicas]
+
+    def target(self, minibatch: int) -> int:
+        """The rank that this minibatch's activations go to, and its gradients come from."""
+        if self.after is None:
+            raise ValueError("the last stage sends no activations")
+        return self.after.workers[minibatch % self.after.replicas]
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The other replicas of the stage, in replica order."""
+        return tuple(rank for rank in self.stage.workers if rank != self.rank)
+
+    def __str__(self) -> str:
+        return describe(self.stage, self.replica)
+
+
+def describe(stage: Stage, replica: int) -> str:
+    """A worker as messages to people name it."""
+    return f"stage {stage.index} replica {replica}"
+
+
+def place_of(plan: Plan, rank: int) -> Place:
+    """The place of a worker."""
+    stage, replica = plan.stage_of(rank)
+    s = stage.index
+    return Place(
+        rank=rank,
+        stage=stage,
+        replica=replica,
+        before=plan.stages[s - 1] if s > 0 else None,
+        after=plan.stages[s + 1] if s + 1 < len(plan.stages) else None,
+        last_stage=plan.stages[-1],
+    )

@@ -1,0 +1,224 @@
+"""Moves messages between workers: the only file that knows ZeroMQ (design, section 6).
+
+Each worker binds one ROUTER socket, where all others' messages arrive, and connects one DEALER to each peer it
+sends to. One thread owns all of them; the compute thread meets it at two queues only:
+
+    compute thread --send()--> outgoing queue --> DEALER of the peer  ==TCP==>  ROUTER --> inbox --receive()-->
+
+* Sending never blocks: high-water marks are off, and what may be under way is bounded by the protocol itself
+  (`in_flight` activations and gradients, lag + 1 rounds of a stage). A frame looks into the tensor's memory.
+* Liveness: libzmq's own heartbeats, which run in its I/O thread whatever Python does, so a busy worker is not
+  taken for a dead one. A connection that ends while the run goes on arrives as a `PeerLost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from pd_format.errors import UserError
+from pd_train.wire import Message, WireError, decode, encode
+
+__all__ = ["PeerLost", "Transport"]
+
+log = logging.getLogger(__name__)
+
+_INBOX_MESSAGES = 100_000
+"""More than any plan has under way; a peer that floods the inbox is refused rather than given memory."""
+
+
+@dataclass(frozen=True)
+class PeerLost:
+    """The connection to a peer has ended while the run was still going on."""
+
+    rank: int
+
+
+class Transport:
+    """The sockets of one worker.
+
+    Args:
+        rank: of this worker.
+        run: marks the messages of this run; others are refused and counted.
+        address: IPv4, IPv6 or host name to bind, without brackets.
+        port: to bind; 0 lets the system choose.
+        peer_timeout: seconds of silence after which a peer counts as dead.
+
+    Raises:
+        UserError: the address cannot be bound.
+    """
+
+    def __init__(self, rank: int, run: str, address: str, port: int = 0, peer_timeout: float = 10.0) -> None:
+        self.rank = rank
+        self.run = run
+        self.sent_bytes: Counter[str] = Counter()
+        """Payload handed to the sockets, by kind of message; a message to oneself moves nothing."""
+        self.refused = 0
+        self._peer_timeout_ms = int(peer_timeout * 1000)
+        self._inbox: queue.Queue[Message | PeerLost | BaseException] = queue.Queue(_INBOX_MESSAGES)
+        self._outgoing: deque[tuple[int, list[Any]]] = deque()
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        os.set_blocking(self._wake_reader, False)
+        self._stopping = False
+        self._linger_ms = 0
+        self._context = zmq.Context(io_threads=1)
+        self._peers: dict[int, zmq.Socket[bytes]] = {}
+        self._monitors: dict[zmq.Socket[bytes], int] = {}
+        self._router = self._context.socket(zmq.ROUTER)
+        self._configure(self._router)
+        try:
+            self._router.bind(_endpoint(address, port))
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
+            raise UserError(_bind_failure(address, port, error)) from None
+        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = address
+        self.port = int(endpoint.rpartition(":")[2])
+        self._thread = threading.Thread(target=self._serve, name=f"transport-{rank}", daemon=True)
+
+    def connect(self, addresses: Mapping[int, tuple[str, int]]) -> None:
+        """Connect to the peers and start the thread; called once."""
+        for rank, (address, port) in addresses.items():
+            if rank == self.rank:
+                continue
+            dealer = self._context.socket(zmq.DEALER)
+            self._configure(dealer)
+            self._monitors[dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)] = rank
+            dealer.connect(_endpoint(address, port))
+            self._peers[rank] = dealer
+        self._thread.start()
+
+    def send(self, rank: int, message: Message) -> None:
+        """Queue a message; returns at once. Its tensors must not change until the run has moved past them."""
+        if rank == self.rank:
+            self._inbox.put(message)
+            return
+        frames = encode(message, self.run)
+        self.sent_bytes[message.kind] += sum(len(frame) for frame in frames)
+        self._outgoing.append((rank, frames))
+        self._wake()
+
+    def receive(self, timeout: float | None = 0.0) -> Message | PeerLost | None:
+        """The next message, or None when none came within the time.
+
+        Args:
+            timeout: seconds; 0 does not wait, None waits for ever.
+
+        Raises:
+            Exception: whatever ended the transport's thread.
+        """
+        try:
+            item = self._inbox.get(timeout != 0.0, timeout or None)
+        except queue.Empty:
+            return None
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self, linger: float = 0.0) -> None:
+        """Stop the thread and close the sockets.
+
+        Args:
+            linger: seconds that queued messages may still take to leave.
+        """
+        self._linger_ms = int(linger * 1000)
+        self._stopping = True
+        if self._thread.is_alive():
+            self._wake()
+            self._thread.join()
+        else:
+            self._context.destroy(linger=0)
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def _configure(self, socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, self._peer_timeout_ms // 4))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._peer_timeout_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, self._peer_timeout_ms)
+        # Off by default in libzmq; IPv4 addresses go on working, and a system without IPv6 refuses only those.
+        socket.setsockopt(zmq.IPV6, 1 if _has_ipv6() else 0)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # A full pipe has woken the thread already.
+            os.write(self._wake_writer, b"\0")
+
+    def _serve(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self._inbox.put(error)
+        finally:
+            for monitor in self._monitors:
+                monitor.close(linger=0)
+            self._context.destroy(linger=self._linger_ms)
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._wake_reader, zmq.POLLIN)
+        for monitor in self._monitors:
+            poller.register(monitor, zmq.POLLIN)
+        while not self._stopping or self._outgoing:
+            for ready, _ in poller.poll():
+                if ready == self._wake_reader:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_reader, 4096)
+                elif ready is self._router:
+                    self._receive_waiting()
+                else:
+                    self._note_lost(ready)
+            while self._outgoing:
+                rank, frames = self._outgoing.popleft()
+                self._peers[rank].send_multipart(frames, flags=zmq.DONTWAIT, copy=False)
+
+    def _receive_waiting(self) -> None:
+        while True:
+            try:
+                frames = self._router.recv_multipart(flags=zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message = decode([frame.buffer for frame in frames[1:]], self.run)
+            except WireError as error:
+                self.refused += 1
+                log.warning("refused a message: %s", error)
+                continue
+            self._inbox.put_nowait(message)
+
+    def _note_lost(self, monitor: Any) -> None:
+        recv_monitor_message(monitor)
+        if not self._stopping:
+            self._inbox.put(PeerLost(self._monitors[monitor]))
+
+
+def _endpoint(address: str, port: int) -> str:
+    host = f"[{address}]" if ":" in address else address
+    return f"tcp://{host}:{port if port else '*'}"
+
+
+def _has_ipv6() -> bool:
+    return os.path.exists("/proc/net/if_inet6") or not os.path.exists("/proc/net")
+
+
+def _bind_failure(address: str, port: int, error: zmq.ZMQError) -> str:
+    if error.errno == zmq.EADDRINUSE:
+        return f"port {port} of {address} is in use by another program; end that program or give the plan another port."
+    return (
+        f"cannot listen on {address} port {port} ({error.strerror}); the address must belong to this machine: "
+        "set `listen` of this host in the plan to one that does."
+    )

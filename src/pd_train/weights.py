@@ -1,0 +1,109 @@
+"""The parameter sets of one worker: which set holds which weight version, and when a set is free again.
+
+A minibatch's backward pass must meet the weights of its forward pass (the paper, section 3.3). No copy is made at the
+forward pass: autograd holds on to the set that it used, and a set is written again only when no minibatch in
+flight, and none still to come, uses its version.
+
+    w = 2, lag 0, two sets        F0 F1 B0 F2 B1 F3 B2
+    set 0 holds version            0  0  0  0  0  2  2     rewritten after B1, the last to use version 0
+    set 1 holds version                  1  1  1  1  3     made by the update after B0
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import nn
+
+__all__ = ["ParameterSets"]
+
+
+class ParameterSets:
+    """All sets of a stage's trainable parameters, allocated once.
+
+    Args:
+        parameters: the module's own, contiguous, in a fixed order; they are set 0. Without any, one empty set
+            stands for every version.
+        count: sets in all (`pd_format.versions.sets_needed`).
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+        self.sets: list[list[nn.Parameter]] = [list(parameters)]
+        for _ in range(count - 1):
+            self.sets.append([nn.Parameter(parameter.detach().clone()) for parameter in parameters])
+        self._frozen = not parameters
+        self._set_of = {0: 0}
+        self._in_use: Counter[int] = Counter()
+        self._oldest_wanted = 0
+        self._complete = 0
+
+    @property
+    def complete(self) -> int:
+        """The newest version that is there as a whole."""
+        return self._complete
+
+    def set_of(self, version: int) -> int:
+        """The index of the set that holds a version.
+
+        Raises:
+            KeyError: the version has not been opened, or its set was written again.
+        """
+        return 0 if self._frozen else self._set_of[version]
+
+    def is_ready(self, version: int) -> bool:
+        """Whether the version is there as a whole."""
+        return self._frozen or self._complete >= version
+
+    def newest(self) -> list[nn.Parameter]:
+        """The parameters of the newest version that is whole."""
+        return self.sets[self.set_of(self._complete)]
+
+    def acquire(self, version: int) -> int:
+        """Mark a version as used by one more minibatch in flight; returns its set."""
+        self._in_use[version] += 1
+        return self.set_of(version)
+
+    def release(self, version: int) -> None:
+        """A minibatch that used the version has had its backward pass."""
+        self._in_use[version] -= 1
+
+    def want_from(self, version: int) -> None:
+        """No forward pass to come uses a version older than this one."""
+        self._oldest_wanted = version
+
+    def open(self, version: int) -> int | None:
+        """The set that a new version is to be written to, or None while every set is still needed.
+
+        Versions are opened in order. Where a single set exists, and nobody uses it, the update works in place.
+        """
+        if version in self._set_of:
+            return self._set_of[version]
+        if version != max(self._set_of) + 1:
+            return None
+        for held, index in sorted(self._set_of.items()):
+            if self._is_free(held):
+                del self._set_of[held]
+                self._set_of[version] = index
+                return index
+        unused = len(self._set_of)
+        if unused == len(self.sets):
+            return None
+        self._set_of[version] = next(index for index in range(unused + 1) if index not in self._set_of.values())
+        return self._set_of[version]
+
+    def completed(self, version: int) -> None:
+        """Every parameter of the version is in its set now."""
+        self._complete = version
+
+    def start_segment(self) -> None:
+        """After a drain: the newest version of the old segment is version 0 of the new one."""
+        self._set_of = {0: self._set_of[self._complete]}
+        self._in_use.clear()
+        self._oldest_wanted = self._complete = 0
+
+    def _is_free(self, version: int) -> bool:
+        if self._in_use[version] or version >= self._oldest_wanted:
+            return False
+        # The update of the version after it starts from this one, unless there is but one set to work in.
+        return version < self._complete or len(self.sets) == 1

@@ -1,0 +1,184 @@
+"""One worker process: builds its stage, meets the others, runs the segments, and owns all of that until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+import torch
+from torch import Tensor
+
+from pd_format.errors import UserError
+from pd_format.versions import lag_of, sets_needed
+from pd_train.built import BuiltStage, build_stage
+from pd_train.compute import DivergedError, StageRunner, replica_sender
+from pd_train.control import Bound, Done, Failed, FromWorker, Happened, Peers, WorkerSetup, log_path
+from pd_train.data import MinibatchLoader, load_datasets
+from pd_train.engine import TorchEngine
+from pd_train.events import Event, Note
+from pd_train.inbox import Inbox, PeerLostError, StallError
+from pd_train.lead import Lead, follow, part_with
+from pd_train.optimizers import stage_scale
+from pd_train.options import RunOptions
+from pd_train.routing import Place, place_of
+from pd_train.server import ShardedServer
+from pd_train.task import get_task
+from pd_train.transport import Transport
+from pd_train.weights import ParameterSets
+
+__all__ = ["work"]
+
+log = logging.getLogger(__name__)
+
+_GOODBYE_LINGER_S = 5.0
+
+
+def work(setup: WorkerSetup, connection: Connection) -> None:
+    """Run one worker; tells the launcher over the connection how it ends. Called in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which stops all workers.
+    launcher = _Launcher(connection)
+    place = place_of(setup.options.plan, setup.rank)
+    try:
+        _log_to_file(setup, place)
+        _run(setup, place, launcher)
+    except (UserError, DivergedError, StallError) as error:
+        log.error("%s", error)
+        launcher.tell(Failed(str(error)))
+    except PeerLostError as error:
+        log.error("%s", error)
+        launcher.tell(Failed(str(error), consequence=True))
+    except BaseException as error:
+        log.exception("%s failed", place)
+        launcher.tell(Failed(f"{type(error).__name__}: {error}", see_log=True))
+    else:
+        launcher.tell(Done())
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+class _Launcher:
+    """The connection to the program that started this process; the process ends when that program is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def tell(self, what: FromWorker) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.send(what)
+
+    def tell_event(self, event: Event) -> None:
+        self.tell(Happened(event))
+
+    def await_peers(self) -> dict[int, tuple[str, int]]:
+        """Where all workers listen; from then on the connection is only watched for its end."""
+        peers = self._connection.recv()
+        assert isinstance(peers, Peers)
+        threading.Thread(target=self._watch, name="launcher-watch", daemon=True).start()
+        return peers.addresses
+
+    def _watch(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            self._connection.recv()
+        os._exit(1)
+
+
+def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
+    options = setup.options
+    torch.set_num_threads(options.threads)
+    device = torch.device("cpu")
+    if options.device == "cuda":
+        device = torch.device("cuda", setup.local_index % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    built = build_stage(options.plan, place.stage.index, options.seed, device)
+    loaders = _open_data(options, built) if place.before is None else None
+    transport = Transport(setup.rank, setup.run, setup.address, setup.port, options.peer_timeout)
+    linger = 0.0
+    try:
+        launcher.tell(Bound(transport.address, transport.port))
+        transport.connect(launcher.await_peers())
+        inbox = Inbox(transport, str(place), options.stall_timeout, lambda text: launcher.tell_event(Note(text)))
+        sets = ParameterSets(
+            built.parameters, sets_needed(place.stage.in_flight, lag_of(place.stage.replicas, options.sync))
+        )
+        runner = _assemble(place, options, built, sets, transport, inbox, loaders, device)
+
+        def part() -> dict[str, Tensor]:
+            return built.state(sets.newest()) if place.replica == 0 else {}
+
+        if loaders is not None and setup.rank == 0:
+            lead = Lead(options, runner, transport, inbox, loaders, launcher.tell_event)
+            lead.run(lambda: {**built.unused, **part()}, built.state_names)
+        else:
+            follow(inbox, runner)
+            part_with(setup.rank, transport, inbox, runner, part)
+        if transport.refused:
+            log.warning("refused %d messages", transport.refused)
+        linger = _GOODBYE_LINGER_S
+    finally:
+        transport.close(linger)
+
+
+def _assemble(
+    place: Place,
+    options: RunOptions,
+    built: BuiltStage,
+    sets: ParameterSets,
+    transport: Transport,
+    inbox: Inbox,
+    loaders: tuple[MinibatchLoader, MinibatchLoader] | None,
+    device: torch.device,
+) -> StageRunner:
+    engine = TorchEngine(built.module, sets.sets, get_task(options.plan.task), device)
+    server = ShardedServer(
+        sets,
+        [built.names[id(parameter)] for parameter in built.parameters],
+        place.replica,
+        place.stage.replicas,
+        options.optimizer,
+        replica_sender(transport, place),
+    )
+    first_replicas = options.plan.stages[0].replicas
+    return StageRunner(
+        place=place,
+        options=options,
+        engine=engine,
+        sets=sets,
+        server=server,
+        buffers=list(built.module.buffers()),
+        transport=transport,
+        inbox=inbox,
+        loaders=loaders,
+        rate_scale=stage_scale(options.optimizer.lr_scaling, place.stage.replicas, first_replicas),
+    )
+
+
+def _open_data(options: RunOptions, built: BuiltStage) -> tuple[MinibatchLoader, MinibatchLoader]:
+    plan = options.plan
+    training, validation = load_datasets(options.data, plan.inputs, built.classes, plan.minibatch_size)
+    return (
+        MinibatchLoader(
+            training,
+            plan.inputs,
+            plan.minibatch_size,
+            seed=options.seed,
+            shuffle=True,
+            drop_last=options.drop_last,
+        ),
+        MinibatchLoader(validation, plan.inputs, plan.minibatch_size, seed=options.seed, shuffle=False),
+    )
+
+
+def _log_to_file(setup: WorkerSetup, place: Place) -> None:
+    """All that this process and its libraries print goes to its log."""
+    file = os.open(log_path(setup), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s rank {setup.rank} {place} %(levelname)s %(message)s", force=True
+    )

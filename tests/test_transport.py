@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+import torch
+import zmq
+
+from pd_format.errors import UserError
+from pd_train.transport import PeerLost, Transport
+from pd_train.wire import Message
+
+RUN = "run-1"
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Transport, Transport]]:
+    a, b = Transport(0, RUN, "127.0.0.1"), Transport(1, RUN, "127.0.0.1")
+    addresses = {0: (a.address, a.port), 1: (b.address, b.port)}
+    a.connect(addresses)
+    b.connect(addresses)
+    yield a, b
+    a.close()
+    b.close()
+
+
+def message(index: int, body: object = None, kind: str = "forward", sender: int = 0) -> Message:
+    return Message(kind, sender, 0, index, body)
+
+
+def test_messages_arrive_whole_and_in_order(pair: tuple[Transport, Transport]) -> None:
+    a, b = pair
+    sent = [torch.randn(3, index) for index in range(50)]
+    for index, tensor in enumerate(sent):
+        a.send(1, message(index, (tensor, {"n": index})))
+    for index, tensor in enumerate(sent):
+        received = b.receive(timeout=10)
+        assert isinstance(received, Message)
+        assert received.index == received.body[1]["n"] == index
+        assert torch.equal(received.body[0], tensor)
+
+
+def test_a_large_tensor_arrives_and_its_bytes_are_counted(pair: tuple[Transport, Transport]) -> None:
+    a, b = pair
+    big = torch.arange(2_000_000, dtype=torch.float32)
+    a.send(1, message(0, big))
+    received = b.receive(timeout=10)
+    assert isinstance(received, Message)
+    assert torch.equal(received.body, big)
+    assert 8_000_000 < a.sent_bytes["forward"] < 8_001_000
+
+
+def test_sending_does_not_wait_for_a_peer_that_is_not_there() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        a = Transport(0, RUN, "127.0.0.1")
+        a.connect({1: ("127.0.0.1", unused.getsockname()[1])})
+        for index in range(100):
+            a.send(1, message(index, torch.zeros(1000)))
+        a.close()
+
+
+def test_a_message_to_oneself_moves_nothing(pair: tuple[Transport, Transport]) -> None:
+    a, _ = pair
+    tensor = torch.zeros(3)
+    a.send(0, message(5, tensor))
+    received = a.receive(timeout=10)
+    assert isinstance(received, Message)
+    assert received.body is tensor
+    assert not a.sent_bytes
+
+
+def test_the_loss_of_a_peer_is_an_event(pair: tuple[Transport, Transport]) -> None:
+    a, b = pair
+    c = Transport(2, RUN, "127.0.0.1")
+    c.connect({0: (a.address, a.port)})
+    c.send(0, message(1, sender=2))
+    assert isinstance(a.receive(timeout=10), Message)
+    a.send(1, message(1))
+    assert isinstance(b.receive(timeout=10), Message)
+    b.close = lambda: None  # type: ignore[method-assign]
+    Transport.close(b)
+    assert a.receive(timeout=10) == PeerLost(1)
+    c.close()
+
+
+def test_foreign_messages_are_refused_and_counted_and_disturb_nothing(pair: tuple[Transport, Transport]) -> None:
+    a, b = pair
+    stranger = Transport(0, "run-2", "127.0.0.1")
+    stranger.connect({1: (b.address, b.port)})
+    stranger.send(1, message(1))
+    context = zmq.Context()
+    junk = context.socket(zmq.DEALER)
+    junk.connect(f"tcp://127.0.0.1:{b.port}")
+    junk.send_multipart([b"junk", b"more"])
+    stranger.close(linger=5)
+    context.destroy(linger=5000)
+    a.send(1, message(7))
+    received = b.receive(timeout=10)
+    assert isinstance(received, Message)
+    assert received.index == 7
+    while b.refused < 2:
+        a.send(1, message(8))
+        assert b.receive(timeout=10) is not None
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(UserError, match=rf"port {port} of 127\.0\.0\.1 is in use"):
+            Transport(0, RUN, "127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_explained() -> None:
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1 port 0 .*`listen`"):
+        Transport(0, RUN, "192.0.2.1")
+
+
+def test_ipv6_addresses_work() -> None:
+    a, b = Transport(0, RUN, "::1"), Transport(1, RUN, "::1")
+    a.connect({1: ("::1", b.port)})
+    b.connect({})
+    a.send(1, message(3))
+    received = b.receive(timeout=10)
+    assert isinstance(received, Message)
+    assert received.index == 3
+    a.close()
+    b.close()

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import msgpack
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pd_train.wire import Message, WireError, decode, encode, map_tensors, tensors_in
+
+RUN = "run-1"
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
+]  # fmt: skip
+
+
+def there_and_back(body: object, frame_bytes: int = 1 << 30) -> object:
+    frames = [bytes(frame) for frame in encode(Message("forward", 1, 2, 3, body), RUN, frame_bytes)]
+    message = decode(frames, RUN)
+    assert (message.kind, message.sender, message.segment, message.index) == ("forward", 1, 2, 3)
+    return message.body
+
+
+def same(found: torch.Tensor, sent: torch.Tensor) -> bool:
+    return found.dtype == sent.dtype and found.shape == sent.shape and torch.equal(found, sent)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 4)], ids=str)
+def test_every_dtype_and_shape_survives(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    sent = (torch.randn(shape) * 10).to(dtype)
+    assert same(there_and_back(sent), sent)
+
+
+def test_nesting_and_plain_values_survive_with_their_types() -> None:
+    body = (None, True, 3, -(2**70), 2.5, "a", b"b", [1, (2,)], {"k": None, 4: [False]}, ())
+    found = there_and_back(body)
+    assert found == body
+    assert [type(item) for item in found] == [type(item) for item in body]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        torch.arange(24.0).view(2, 3, 4).permute(2, 0, 1),
+        torch.arange(24.0).view(4, 6).t(),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    ],
+    ids=["permuted", "transposed", "channels last"],
+)
+def test_a_dense_tensor_keeps_its_memory_order(sent: torch.Tensor) -> None:
+    found = there_and_back(sent)
+    assert same(found, sent)
+    assert found.stride() == sent.stride()
+
+
+@pytest.mark.parametrize("sent", [torch.arange(20.0)[::3], torch.ones(3).expand(4, 3), torch.randn(4, 6)[:, 2:5]])
+def test_a_view_travels_without_its_base(sent: torch.Tensor) -> None:
+    found = there_and_back(sent)
+    assert same(found, sent)
+    assert found.is_contiguous()
+
+
+def test_who_wants_a_gradient_is_told_tensor_by_tensor() -> None:
+    found = there_and_back([torch.ones(2).requires_grad_(), torch.ones(2)])
+    assert [tensor.requires_grad for tensor in found] == [True, False]
+    assert found[0].is_leaf
+
+
+def test_a_long_tensor_travels_in_several_frames() -> None:
+    sent = (torch.arange(1000.0), torch.arange(3))
+    frames = encode(Message("forward", 0, 0, 0, sent), RUN, frame_bytes=1024)
+    assert [len(frame) for frame in frames[1:]] == [1024, 1024, 1024, 928, 24]
+    assert all(map(torch.equal, decode(frames, RUN).body, sent))
+
+
+def test_sending_copies_nothing() -> None:
+    sent = torch.zeros(4)
+    frames = encode(Message("forward", 0, 0, 0, sent), RUN)
+    sent[0] = 1.0
+    assert bytes(frames[1][:4]) != bytes(4)
+
+
+def test_what_cannot_travel_is_refused_by_name() -> None:
+    with pytest.raises(WireError, match="a object cannot cross a cut"):
+        encode(Message("forward", 0, 0, 0, object()), RUN)
+    with pytest.raises(WireError, match="sparse"):
+        encode(Message("forward", 0, 0, 0, torch.eye(2).to_sparse()), RUN)
+
+
+def header(**changes: object) -> bytes:
+    fields = {
+        "run": RUN, "kind": "forward", "sender": 0, "segment": 0, "index": 0,
+        "nesting": ["x", 0], "records": [["float32", [2], None, False]],
+    }  # fmt: skip
+    return msgpack.packb(list({**fields, **changes}.values()))
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "no header"),
+        ([b"\xc1"], "cannot be read"),
+        ([b"junk"], "cannot be read"),
+        ([msgpack.packb([1, 2])], "cannot be read"),
+        ([header(run="run-2"), bytes(8)], "another run"),
+        ([header(sender=-1), bytes(8)], "other types"),
+        ([header(kind=7), bytes(8)], "other types"),
+        ([header()], "0 bytes of a tensor of 8"),
+        ([header(), bytes(4)], "4 bytes of a tensor of 8"),
+        ([header(), bytes(9)], "do not add up"),
+        ([header(), bytes(8), bytes(8)], "more frames"),
+        ([header(records=[["float32", [10**12], None, False]]), bytes(8)], "8 bytes of a tensor"),
+        ([header(records=[["float32", [-2], None, False]]), bytes(8)], "impossible shape"),
+        ([header(records=[["object", [2], None, False]]), bytes(8)], "unknown dtype"),
+        ([header(records=[["float32", [2], [1], False]]), bytes(8)], "impossible memory order"),
+        ([header(records=[["int64", [1], None, True]]), bytes(8)], "a gradient asked for"),
+        ([header(records=[1])], "another form"),
+        ([header(records=None)], "without tensor records"),
+        ([header(nesting=["x", 5]), bytes(8)], "body that cannot be read"),
+        ([header(nesting=["q", 5]), bytes(8)], "body that cannot be read"),
+    ],
+)
+def test_frames_that_are_no_message_of_this_run_are_refused(frames: list[bytes], reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        decode(frames, RUN)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=4))
+def test_random_frames_raise_nothing_else(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode(frames, RUN)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_mutated_message_is_read_or_refused(data: st.DataObject) -> None:
+    frames = [bytes(f) for f in encode(Message("forward", 0, 0, 0, (torch.ones(3), {"a": [1, None]})), RUN)]
+    which = data.draw(st.integers(0, len(frames) - 1))
+    at = data.draw(st.integers(0, len(frames[which]) - 1))
+    frames[which] = frames[which][:at] + data.draw(st.binary(max_size=3)) + frames[which][at + 1 :]
+    try:
+        decode(frames, RUN)
+    except WireError:
+        pass
+
+
+def test_nestings_are_walked_in_order() -> None:
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    nested = {"x": (a, [None, b]), "y": c}
+    assert [t.numel() for t in tensors_in(nested)] == [1, 2, 3]
+    doubled = map_tensors(lambda t: t * 2, nested)
+    assert doubled["x"][1][1].tolist() == [2, 2]
+    assert doubled["x"][1][0] is None

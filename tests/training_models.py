@@ -1,0 +1,83 @@
+"""Small models and data sets that worker processes build by file name."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+CLASSES = 4
+
+
+def bn_dropout() -> nn.Module:
+    """A chain with BatchNorm, in-place ReLU and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.2),
+        nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 48),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(48, CLASSES),
+    )
+
+
+class Skip(nn.Module):
+    """A value made by the first layer is used again by the last but one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(36, 24)
+        self.b = nn.Linear(24, 24)
+        self.c = nn.Linear(24, 24)
+        self.d = nn.Linear(24, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x.flatten(1))
+        k = self.c(torch.tanh(self.b(torch.tanh(h))))
+        return self.d(k + h)
+
+
+def skip() -> nn.Module:
+    return Skip()
+
+
+def _samples(count: int, seed: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    images = torch.randn(count, 1, 6, 6, generator=generator) + labels[:, None, None, None]
+    return TensorDataset(images, labels)
+
+
+def samples_26() -> tuple[TensorDataset, TensorDataset]:
+    """At minibatch 4: seven minibatches, which neither 2 nor 3 nor 4 replicas divide, the last of 2 samples."""
+    return _samples(26, 1), _samples(9, 2)
+
+
+def samples_3() -> tuple[TensorDataset, TensorDataset]:
+    """At minibatch 4: one minibatch in all."""
+    return _samples(3, 1), _samples(3, 2)
+
+
+def samples_8() -> tuple[TensorDataset, TensorDataset]:
+    """At minibatch 4: two minibatches."""
+    return _samples(8, 1), _samples(5, 2)
+
+
+class BrokenDataset(torch.utils.data.Dataset):
+    """Fails when a sample is read."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.zeros(1, 6, 6), 1 // 0
+
+
+def broken_samples() -> tuple[BrokenDataset, TensorDataset]:
+    return BrokenDataset(), _samples(4, 2)
