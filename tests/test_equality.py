@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import plans
 import pytest
-import reference
 import torch
-import training_models
 from torch.nn.functional import cross_entropy
 
+import plans
+import reference
+import training_models
 from pd_format.profile import InputSpec
 from pd_format.versions import lag_of
 from pd_train.launch import launch

@@ -8,9 +8,9 @@ import socket
 import threading
 from pathlib import Path
 
-import plans
 import pytest
 
+import plans
 from pd_format.errors import UserError
 from pd_format.plan import Host, Plan
 from pd_format.profile import InputSpec

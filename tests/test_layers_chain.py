@@ -54,6 +54,13 @@ def test_what_crosses_counts_skips_and_inputs_used_late() -> None:
     assert late.crossing(len(late.layers) - 1) == ()
 
 
+def test_a_tensor_changed_in_place_crosses_once_although_it_has_two_names() -> None:
+    chain = chain_of(kit.K5())
+    assert chain.crossing(0) == ("a",)
+    assert chain.crossing(1) == ("r",)
+    assert chain.crossing_bytes(1) == 5 * 16 * 4
+
+
 class _Sized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -506,7 +513,7 @@ def test_what_is_asked_late_is_taken_early_so_that_little_crosses() -> None:
     model = _Late()
     chain = chain_of(model)
     assert all(chain.cuts)
-    assert chain.crossing(3) == ("getattr_1", "getitem", "tanh") or len(chain.crossing(3)) == 3
+    assert len(chain.crossing(3)) == 3
     assert chain.crossing_bytes(3) == (5 + 5 * 16) * 4
     kit.assert_split_equals_whole(model, chain, list(range(len(chain.layers) - 1)), [X])
 
@@ -530,7 +537,7 @@ def test_the_device_is_the_real_one_and_never_crosses() -> None:
     model = _Device()
     chain = chain_of(model)
     assert [layer.name for layer in chain.layers] == ["a", "mul", "arange", "add", "b", "ones", "add:2"]
-    assert all("device" not in name for index in range(7) for name in chain.crossing(index))
+    assert [len(chain.crossing(index)) for index in range(7)] == [1, 1, 2, 1, 1, 2, 0]
     kit.assert_split_equals_whole(model, chain, list(range(6)), [X])
 
 

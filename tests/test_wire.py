@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import msgpack
 import pytest
 import torch
@@ -141,10 +143,8 @@ def test_a_mutated_message_is_read_or_refused(data: st.DataObject) -> None:
     which = data.draw(st.integers(0, len(frames) - 1))
     at = data.draw(st.integers(0, len(frames[which]) - 1))
     frames[which] = frames[which][:at] + data.draw(st.binary(max_size=3)) + frames[which][at + 1 :]
-    try:
+    with contextlib.suppress(WireError):
         decode(frames, RUN)
-    except WireError:
-        pass
 
 
 def test_nestings_are_walked_in_order() -> None:

@@ -33,7 +33,7 @@ class ModelSpec(Record):
 
     name: Text
     factory: Text
-    kwargs: dict[str, str | int | float | bool | None] = {}
+    kwargs: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
     fingerprint: Text
 
     @model_validator(mode="after")
@@ -59,7 +59,7 @@ class Device(Record):
 
     kind: Text
     name: str
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = Field(default_factory=dict)
     estimated: bool = False
 
 

@@ -18,7 +18,7 @@ class WorkerSetup:
     options: RunOptions
     rank: int
     run: str
-    """Marks the messages of this run."""
+    """Marks the messages of this run: a number of the job, and a digest of the plan."""
     address: str
     """To listen on."""
     port: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import multiprocessing
 import os
 import secrets
@@ -69,7 +70,8 @@ def launch(options: RunOptions, show: Callable[[Event], None]) -> None:
         Stopped: SIGINT or SIGTERM arrived. No process is left in either case.
     """
     plan = options.plan
-    run = secrets.token_hex(8)
+    digest = hashlib.sha256(plan.model_dump_json().encode()).hexdigest()
+    run = f"{secrets.token_hex(8)}-{digest[:16]}"
     workers: list[_Worker] = []
     with _signals_as_exception():
         try:

@@ -217,7 +217,7 @@ class ShardedServer:
     def _watch_gradients(self) -> None:
         for held in self._sets.sets:
             for index, parameter in enumerate(held):
-                parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))
+                parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))  # type: ignore[no-untyped-call]
 
     def _gradient_ready(self, index: int, parameter: Tensor) -> None:
         gradient = parameter.grad

@@ -100,7 +100,7 @@ def encode(message: Message, run: str, frame_bytes: int = FRAME_BYTES) -> list[b
         dense = tensor.detach() if order is None else tensor.detach().permute(order)
         records.append([_DTYPE_NAMES[tensor.dtype], list(tensor.shape), order, tensor.requires_grad])
         if dense.numel():
-            raw = memoryview(dense.contiguous().view(-1).view(torch.uint8).numpy())
+            raw = dense.contiguous().view(-1).view(torch.uint8).numpy().data
             frames += [raw[start : start + frame_bytes] for start in range(0, len(raw), frame_bytes)]
     header = [run, message.kind, message.sender, message.segment, message.index, nesting, records]
     return [msgpack.packb(header), *frames]
@@ -146,7 +146,7 @@ def _memory_order(tensor: Tensor) -> list[int] | None:
     """
     if tensor.is_contiguous():
         return None
-    order = sorted(range(tensor.dim()), key=lambda dimension: (-tensor.stride(dimension), dimension))
+    order = sorted(range(tensor.dim()), key=lambda dimension: (-tensor.stride()[dimension], dimension))
     return order if tensor.permute(order).is_contiguous() else None
 
 

@@ -101,8 +101,8 @@ class Proxy(fx.Proxy):
     def __torch_function__(  # type: ignore[override]
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        tracer = next(leaf.tracer for leaf in leaves((args, kwargs or {})) if is_proxy(leaf))  # type: ignore[attr-defined]
-        return tracer.record(function, args, kwargs or {})
+        proxy: Any = next(leaf for leaf in leaves((args, kwargs or {})) if is_proxy(leaf))
+        return proxy.tracer.record(function, args, kwargs or {})
 
 
 def is_proxy(value: object) -> bool:
@@ -166,8 +166,8 @@ def recorded_functions(tracer: Recorder, model: nn.Module) -> Iterator[None]:
 
     These are `torch.zeros(b, 3)` with a traced `b`; the apply of a custom autograd function, whose backward would be
     lost if its forward were traced through; and `isinstance(x, torch.Tensor)` in the files of the model's classes,
-    which must be answered as it will be when the model runs. (A traced value that itself claimed to be a tensor would make
-    torch's C++ code read memory that is not there.)
+    which must be answered as it will be when the model runs. (A traced value that itself claimed to be a tensor would
+    make torch's C++ code read memory that is not there.)
     """
     base = torch.autograd.Function
     own = vars(base).get("apply")  # Some versions of torch inherit it.

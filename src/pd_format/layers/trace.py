@@ -395,8 +395,8 @@ def _refusal(model: nn.Module, inputs: Sequence[InputSpec], stand_ins: StandIns,
     name = type(model).__name__
     if isinstance(error, ModelFails):
         return UserError(
-            f"{name} fails on the inputs {shapes}, {error}. Give the input shape and dtype that the model expects "
-            "(--input-shape)."
+            f"{name} fails on the inputs {shapes}, {error}. Give a shape, a dtype and a minibatch size that it "
+            "takes (--input-shape, --minibatch-size)."
         )
     positional, named = match_inputs(type(model).forward, inputs)
     made = {spec.name: stand_in(spec, 0) for spec in inputs}
@@ -407,7 +407,7 @@ def _refusal(model: nn.Module, inputs: Sequence[InputSpec], stand_ins: StandIns,
     except Exception as failure:
         return UserError(
             f"{name} fails on the inputs {shapes}: {_reason(failure)}{_place_of(error, model)}. "
-            "Give the input shape and dtype that the model expects (--input-shape)."
+            "Give a shape, a dtype and a minibatch size that it takes (--input-shape, --minibatch-size)."
         )
     return UserError(
         f"{name} cannot be split into layers, because the code of its own forward cannot be traced"
