@@ -241,9 +241,10 @@ def measure(
 def measure_overhead(clock: Clock[Any], layers: int) -> Overhead:
     """What the instrumentation adds to a layer on this machine, by a chain of so many layers of one number each.
 
-    A chain as long as the model's, since a part of the cost comes once a step and spreads over the layers.
+    A chain as long as the model's, as far as that matters, since a part of the cost comes once a step and spreads
+    over the layers.
     """
-    model = nn.Sequential(nn.Linear(1, 1), *(nn.Hardtanh() for _ in range(layers - 1)))
+    model = nn.Sequential(nn.Linear(1, 1), *(nn.Hardtanh() for _ in range(min(layers, 64) - 1)))
     chain = build_chain(model, [InputSpec(name="input", shape=(1, 1), dtype="float32")])
     inputs = [torch.ones(1, 1)]
     forward, backward = [], []
