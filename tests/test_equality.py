@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import plans
 import reference
 import training_models
 from pd_format.profile import InputSpec
-from pd_format.versions import lag_of
+from pd_format.versions import Mode, least_group
+from pd_train.check import settle_mode
 from pd_train.launch import launch
 from pd_train.options import OptimizerOptions, RunOptions
 from pd_train.seeding import epoch_order, minibatch_seed
@@ -36,6 +38,7 @@ OPTIMIZERS = {
 def run_pipeline(run_dir: Path, model: str, config: str, options: OptimizerOptions, **changes: object) -> dict:
     data = changes.pop("data", "samples_26")
     in_flight = changes.pop("in_flight", None)
+    rules = changes.pop("rules", None) or default_rules(config)
     run_dir.mkdir()
     plan = plans.plan_of(
         f"{MODELS}:{model}",
@@ -45,31 +48,47 @@ def run_pipeline(run_dir: Path, model: str, config: str, options: OptimizerOptio
         data=f"{MODELS}:{data}",
         in_flight=in_flight,
     )
-    settings = {"epochs": 2, "sync": "bsp" if "-" not in config else "overlap", **changes}
     launch(
-        RunOptions(plan=plan, run_dir=run_dir, data=plan.data, optimizer=options, seed=SEED, device="cpu", **settings),
+        RunOptions(
+            plan=plan,
+            run_dir=run_dir,
+            data=plan.data,
+            epochs=changes.pop("epochs", 2),
+            optimizer=options,
+            seed=SEED,
+            device="cpu",
+            mode=settle_mode(plan, Mode(rules.weights, rules.sync, rules.flush, rules.group)),
+            clip_stage_norm=rules.clip_stage_norm,
+            clip_norm=rules.clip_norm,
+            **changes,
+        ),
         lambda event: None,
     )
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return {"state": torch.load(run_dir / "model.pt"), "losses": [epoch["train_loss"] for epoch in metrics]}
 
 
+def default_rules(config: str) -> reference.Rules:
+    return reference.Rules(sync="overlap" if "-" in config else "bsp")
+
+
 def run_reference(model: str, config: str, options: OptimizerOptions, **changes: object) -> dict:
     torch.manual_seed(SEED)
     built = getattr(training_models, model)()
     replicas = [int(part) for part in config.split("-")]
-    sync = changes.get("sync", "bsp" if len(replicas) == 1 else "overlap")
+    rules = changes.get("rules") or default_rules(config)
     names = [name for name, module in built.named_modules() if name and not list(module.children())]
     ends = [names.index(cut) + 1 for cut in CUTS[model][len(replicas)]] + [len(names)]
     depths = changes.get("in_flight") or plans.paper_depths(replicas)
+    if rules.weights == "2bw" and rules.group is None:
+        rules = dataclasses.replace(rules, group=least_group(replicas, depths))
     stages, first = [], 0
     for end, count, depth in zip(ends, replicas, depths, strict=True):
-        stages.append(reference.ReferenceStage(names[first:end], count, depth, lag_of(count, str(sync))))
+        stages.append(reference.ReferenceStage(names[first:end], count, depth))
         first = end
     data, _ = getattr(training_models, str(changes.get("data", "samples_26")))()
-    state, losses = reference.train(
-        built, stages, data, 4, int(changes.get("epochs", 2)), options, SEED, changes.get("minibatches")
-    )
+    epochs = int(changes.get("epochs", 2))
+    state, losses = reference.train(built, stages, data, 4, epochs, options, SEED, changes.get("minibatches"), rules)
     return {"state": state, "losses": losses}
 
 
@@ -92,8 +111,8 @@ def test_workers_compute_what_the_reference_computes(config: str, model: str, op
 @pytest.mark.parametrize(
     ("config", "changes"),
     [
-        pytest.param("2-1-1", {"sync": "bsp"}, id="bsp in a replicated first stage"),
-        pytest.param("3", {"sync": "overlap"}, id="overlap in a plan of one stage"),
+        pytest.param("2-1-1", {"rules": reference.Rules(sync="bsp")}, id="bsp in a replicated first stage"),
+        pytest.param("3", {"rules": reference.Rules()}, id="overlap in a plan of one stage"),
         pytest.param("2", {"data": "samples_3"}, id="two workers, one minibatch in all"),
         pytest.param("2-2", {"data": "samples_3"}, id="two workers a stage, one minibatch in all"),
         pytest.param("1-1-1-1", {"data": "samples_8"}, id="fewer minibatches than the pipeline is deep"),
@@ -104,7 +123,7 @@ def test_workers_compute_what_the_reference_computes(config: str, model: str, op
 )
 def test_the_edges_of_a_segment(config: str, changes: dict, tmp_path: Path) -> None:
     options = OptimizerOptions("sgd", lr=0.05, momentum=0.9, lr_schedule="cosine")
-    found = run_pipeline(tmp_path / "run", "bn_dropout", config, options, **changes)
+    found = run_pipeline(tmp_path / "run", "bn_dropout", config, options, **dict(changes))
     assert_equal(found, run_reference("bn_dropout", config, options, **changes))
 
 
@@ -129,3 +148,77 @@ def test_one_worker_is_a_plain_loop(tmp_path: Path) -> None:
             optimizer.step()
     for name, value in model.state_dict().items():
         assert torch.equal(found["state"][name], value), name
+
+
+CONFIGS = ["1", "1-1", "1-1-1-1", "2-1-1", "1-2", "3-1", "2-3", "4"]
+MODES = {
+    "vertical-sync": reference.Rules(weights="vertical-sync"),
+    "none": reference.Rules(weights="none"),
+    "2bw": reference.Rules(weights="2bw"),
+    "flush": reference.Rules(flush=3),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_mode_computes_what_the_reference_computes(config: str, mode: str, tmp_path: Path) -> None:
+    model, optimizer = ("bn_dropout", "sgd") if len(config) % 2 else ("skip", "adam")
+    found = run_pipeline(tmp_path / "run", model, config, OPTIMIZERS[optimizer], rules=MODES[mode])
+    assert_equal(found, run_reference(model, config, OPTIMIZERS[optimizer], rules=MODES[mode]))
+
+
+@pytest.mark.parametrize(
+    ("config", "rules", "in_flight"),
+    [
+        pytest.param(
+            "1-2", reference.Rules(weights="vertical-sync", sync="bsp"), None, id="vertical sync without overlap"
+        ),
+        pytest.param("2-1", reference.Rules(weights="vertical-sync"), (5, 3), id="vertical sync, deeper"),
+        pytest.param("2-1-1", reference.Rules(weights="none", sync="bsp"), None, id="naive without overlap"),
+        pytest.param("1-1", reference.Rules(weights="none"), (4, 3), id="naive, deeper"),
+        pytest.param("1-1-1", reference.Rules(weights="2bw", group=5), None, id="2bw, a group of 5"),
+        pytest.param("3", reference.Rules(flush=2), None, id="a flush with fewer minibatches than replicas"),
+        pytest.param("2-1", reference.Rules(flush=100), None, id="a flush longer than the epoch"),
+    ],
+)
+def test_the_edges_of_a_mode(config: str, rules: reference.Rules, in_flight: tuple, tmp_path: Path) -> None:
+    changes = {"rules": rules, "in_flight": in_flight}
+    found = run_pipeline(tmp_path / "run", "bn_dropout", config, OPTIMIZERS["sgd"], **changes)
+    assert_equal(found, run_reference("bn_dropout", config, OPTIMIZERS["sgd"], **changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "rules"),
+    [
+        ("1-1", reference.Rules(clip_stage_norm=0.3)),
+        ("2-1", reference.Rules(clip_stage_norm=0.3)),
+        ("2-2", reference.Rules(clip_stage_norm=0.1, weights="2bw")),
+        ("2-1", reference.Rules(clip_norm=0.3, flush=4)),
+        ("1-1-1", reference.Rules(clip_norm=0.1, flush=7)),
+    ],
+)
+def test_clipping_takes_the_norm_that_it_says(config: str, rules: reference.Rules, tmp_path: Path) -> None:
+    """To 1e-6: a shard adds up squares piece by piece, so the norm's last bit may differ from the reference's."""
+    found = run_pipeline(tmp_path / "run", "skip", config, OPTIMIZERS["sgd"], rules=rules)
+    expected = run_reference("skip", config, OPTIMIZERS["sgd"], rules=rules)
+    loose = run_reference(
+        "skip", config, OPTIMIZERS["sgd"], rules=dataclasses.replace(rules, clip_stage_norm=None, clip_norm=None)
+    )
+    for name, value in expected["state"].items():
+        torch.testing.assert_close(found["state"][name], value, rtol=1e-6, atol=1e-6)
+    assert any((found["state"][name] - value).abs().max() > 1e-3 for name, value in loose["state"].items())
+
+
+def test_a_flush_is_a_plain_loop_over_joined_minibatches(tmp_path: Path) -> None:
+    found = run_pipeline(tmp_path / "run", "skip", "2-1", OPTIMIZERS["sgd"], rules=reference.Rules(flush=3))
+    torch.manual_seed(SEED)
+    model = training_models.skip()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    images, labels = training_models.samples_26()[0].tensors
+    for epoch in range(2):
+        for indices in epoch_order(26, SEED, epoch).split(3 * 4):
+            optimizer.zero_grad()
+            cross_entropy(model(images[indices]), labels[indices]).backward()
+            optimizer.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(found["state"][name], value, rtol=1e-6, atol=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pd_format.profile import LayerProfile
-from pd_format.versions import lag_of, sets_needed
+from pd_format.versions import StageVersions, sets_needed
 
 __all__ = ["OPTIMIZER_STATES", "arrivals_held", "stage_memory_bytes"]
 
@@ -22,10 +22,8 @@ def stage_memory_bytes(
     layers: Sequence[LayerProfile],
     input_bytes: int,
     output_bytes: int,
-    replicas: int,
-    in_flight: int,
+    versions: StageVersions,
     previous: tuple[int, int] | None,
-    sync: str,
     optimizer: str = "momentum",
 ) -> int:
     """Bytes that one worker of a stage holds at its fullest.
@@ -34,21 +32,18 @@ def stage_memory_bytes(
         layers: of the stage.
         input_bytes: what crosses the cut before it, for one minibatch (the model's inputs at stage 0).
         output_bytes: what crosses the cut after it; 0 at the last stage.
-        replicas: of the stage.
-        in_flight: of the stage.
+        versions: of the stage, which know its replicas, its depth and how many parameter sets it holds.
         previous: replicas and in_flight of the stage before, None at stage 0.
-        sync: `overlap` or `bsp`.
         optimizer: a key of `OPTIMIZER_STATES`.
     """
     parameters = sum(layer.parameter_bytes for layer in layers)
     trainable = sum(layer.trainable_bytes for layer in layers)
     stash = sum(layer.stash_bytes for layer in layers)
-    lag = lag_of(replicas, sync)
-    frozen = parameters - trainable
-    versions = frozen + sets_needed(in_flight, lag) * trainable
-    gradients = trainable + (lag + 1) * (replicas - 1) * trainable // replicas
+    replicas, in_flight = versions.replicas, versions.in_flight
+    sets = parameters - trainable + sets_needed(versions) * trainable
+    gradients = trainable + (versions.lag + 1) * (replicas - 1) * trainable // replicas
     state = OPTIMIZER_STATES[optimizer] * trainable // replicas
     arrivals = 0
     if previous is not None:
         arrivals = arrivals_held(previous[1], previous[0], replicas) * input_bytes
-    return versions + gradients + state + in_flight * stash + arrivals + in_flight * output_bytes
+    return sets + gradients + state + in_flight * stash + arrivals + in_flight * output_bytes

@@ -22,6 +22,8 @@ class StagePrediction(Record):
     compute_ms: Milliseconds
     sync_ms: Milliseconds
     memory_bytes: SizeBytes
+    trainable_bytes: SizeBytes | None = None
+    """Of one parameter set: what a mode with more sets than weight stashing adds to the memory for each."""
 
 
 class Stage(Record):

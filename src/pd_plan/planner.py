@@ -15,6 +15,7 @@ from pd_format.memory import stage_memory_bytes
 from pd_format.plan import Plan, PlanPrediction, Stage, StagePrediction
 from pd_format.profile import InputSpec, Profile
 from pd_format.schedule import paper_depths
+from pd_format.versions import Mode, stage_versions
 from pd_plan.cluster import Cluster
 from pd_plan.cost import (
     Chain,
@@ -178,7 +179,7 @@ def _stages(
     profile: Profile, chain: Chain, cluster: Cluster, partition: Partition, depths: Sequence[int]
 ) -> tuple[Stage, ...]:
     # What pd-train does by default.
-    sync = "bsp" if len(partition.ends) == 1 else "overlap"
+    mode = Mode(sync="bsp" if len(partition.ends) == 1 else "overlap")
     stages: list[Stage] = []
     rank = 0
     for index, ((first, end), replicas) in enumerate(zip(partition.ranges, partition.replicas, strict=True)):
@@ -188,10 +189,8 @@ def _stages(
             layers,
             input_bytes=profile.layers[first - 1].activation_bytes if first else _input_bytes(profile.inputs),
             output_bytes=layers[-1].activation_bytes if end < chain.layers else 0,
-            replicas=replicas,
-            in_flight=depths[index],
+            versions=stage_versions(mode, partition.replicas, depths, index),
             previous=previous,
-            sync=sync,
         )
         stages.append(
             Stage(
@@ -206,6 +205,7 @@ def _stages(
                     compute_ms=chain.compute_ms(first, end),
                     sync_ms=sync_ms(float(chain.weights(first, end)), float(replicas), cluster.bytes_per_ms),
                     memory_bytes=memory,
+                    trainable_bytes=sum(layer.trainable_bytes for layer in layers),
                 ),
             )
         )

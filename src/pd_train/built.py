@@ -12,6 +12,7 @@ from pd_format.layers.chain import build_chain
 from pd_format.layers.factory import build_model
 from pd_format.layers.stage import StageModule
 from pd_format.plan import Plan
+from pd_format.versions import StageVersions, sets_needed
 from pd_train.check import stage_ranges
 from pd_train.task import classes_of
 
@@ -32,6 +33,15 @@ class BuiltStage:
     unused: dict[str, Tensor]
     """Tensors of the model that no layer uses; they stay as they were made."""
     classes: int
+
+    def naive_set(self, versions: StageVersions) -> list[nn.Parameter]:
+        """Set 0 for naive pipelining, whose graphs all share the module's own parameters.
+
+        Where one set is enough it shares their memory, so that updates reach the graphs at once, but not their version
+        counter, by which autograd would notice.
+        """
+        one = sets_needed(versions) == 1
+        return [nn.Parameter(own.data if one else own.data.clone()) for own in self.parameters]
 
     def state(self, newest: Sequence[Tensor]) -> dict[str, Tensor]:
         """The stage's tensors by their names, with these as its trainable parameters."""

@@ -4,51 +4,131 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pd_format.errors import UserError
 from pd_format.plan import Plan
 from pd_format.schedule import find_deadlock
-from pd_format.versions import lag_of
+from pd_format.versions import Mode, StageVersions, lag_of, least_group, sets_needed, stage_versions
 
 if TYPE_CHECKING:
     from pd_format.layers.chain import Chain
 
-__all__ = ["available_memory_bytes", "check_memory", "check_schedule", "stage_ranges"]
+__all__ = [
+    "available_memory_bytes",
+    "check_clipping",
+    "check_memory",
+    "check_schedule",
+    "sets_of",
+    "settle_mode",
+    "stage_ranges",
+]
 
 
-def check_schedule(plan: Plan, sync: str) -> None:
+def check_schedule(plan: Plan, mode: Mode) -> None:
     """Refuse depths that deadlock.
 
     Raises:
         UserError: naming the two stages.
     """
     replicas = [stage.replicas for stage in plan.stages]
-    reason = find_deadlock(
-        replicas, [stage.in_flight for stage in plan.stages], [lag_of(count, sync) for count in replicas]
-    )
+    # Only an update by rounds makes a replica wait for the others within the pipeline.
+    lags = [lag_of(count, mode.sync) if mode.by_round else 1 for count in replicas]
+    reason = find_deadlock(replicas, [stage.in_flight for stage in plan.stages], lags)
     if reason is not None:
         raise UserError(f"the plan would never finish: {reason}. Make the plan anew with pd-plan.")
 
 
-def check_memory(plan: Plan, ranks: Sequence[int], available_bytes: int | None) -> None:
+def settle_mode(plan: Plan, mode: Mode) -> Mode:
+    """The mode with the group size filled in, if it fits the plan.
+
+    Raises:
+        UserError: it does not; with the reason and the nearest thing that works.
+    """
+    replicas = [stage.replicas for stage in plan.stages]
+    depths = [stage.in_flight for stage in plan.stages]
+    if mode.sync == "asp":
+        if len(replicas) > 1:
+            raise UserError(
+                f"--sync asp needs a plan of one stage, config {plan.config} has {len(replicas)}: between stages every "
+                "minibatch meets the versions of its schedule. Use --sync overlap, or pd-plan --strategy data-parallel."
+            )
+        if mode.weights != "stash" or mode.flush is not None:
+            raise UserError("--sync asp applies every gradient on its own; leave out --weights and --flush.")
+        if depths[0] > 1:
+            raise UserError(f"--sync asp runs one minibatch at a time; stage 0 of the plan has in_flight {depths[0]}.")
+    if mode.flush is not None and mode.weights != "stash":
+        raise UserError(
+            f"--flush uses one version throughout, so --weights {mode.weights} means nothing with it; leave one out."
+        )
+    if mode.group is not None and mode.weights != "2bw":
+        raise UserError("--group belongs to --weights 2bw; leave it out or add that.")
+    if mode.weights == "2bw":
+        least = max((w - 1) * r for w, r in zip(depths, replicas, strict=True))
+        default = least_group(replicas, depths)
+        if mode.group is not None and mode.group < least:
+            raise UserError(
+                f"--group {mode.group} deadlocks: the plan's depths have {least} minibatches wait for the update that "
+                f"they belong to; use {default} or at least {least}."
+            )
+        return replace(mode, group=mode.group or default)
+    return mode
+
+
+def check_clipping(mode: Mode, by_stage: float | None, whole: float | None) -> None:
+    """Refuse a norm that no moment of the run could know.
+
+    Raises:
+        UserError: with the reason and the nearest thing that works.
+    """
+    if by_stage is not None and whole is not None:
+        raise UserError("--clip-grad-norm and --clip-stage-grad-norm exclude each other; give one of them.")
+    if whole is not None and mode.flush is None:
+        raise UserError(
+            "--clip-grad-norm needs the gradient of the whole model at one moment, which a pipeline does not have: its "
+            "stages update at different times. Clip each stage by its own norm with --clip-stage-grad-norm, or add "
+            "--flush N, with which the norm is exact."
+        )
+    if by_stage is not None and mode.sync == "asp":
+        raise UserError("--clip-stage-grad-norm needs all gradients of a round, which --sync asp does not wait for.")
+
+
+def check_memory(plan: Plan, mode: Mode, ranks: Sequence[int], available_bytes: int | None) -> None:
     """Refuse a plan whose workers on this host need more memory than it has free.
+
+    The plan's figures are for weight stashing; another mode may hold more parameter sets.
 
     Args:
         plan: with its predicted memory a worker.
+        mode: of the run.
         ranks: the workers on this host.
         available_bytes: None where it cannot be found out.
 
     Raises:
         UserError: giving both figures.
     """
-    needed = sum(plan.stage_of(rank)[0].predicted.memory_bytes for rank in ranks)
+    replicas = [stage.replicas for stage in plan.stages]
+    depths = [stage.in_flight for stage in plan.stages]
+    default = Mode(sync="bsp" if len(replicas) == 1 else "overlap")
+    needed = 0
+    for rank in ranks:
+        stage, _ = plan.stage_of(rank)
+        sets = sets_of(stage_versions(mode, replicas, depths, stage.index))
+        planned = sets_of(stage_versions(default, replicas, depths, stage.index))
+        more = max(0, sets - planned) * (stage.predicted.trainable_bytes or 0)
+        needed += stage.predicted.memory_bytes + more
     if available_bytes is not None and needed > available_bytes:
         raise UserError(
             f"the plan's {len(ranks)} workers on this host need {needed / 1e9:.1f} GB of memory and "
             f"{available_bytes / 1e9:.1f} GB are free; use fewer machines, a smaller minibatch, or more hosts."
         )
+
+
+def sets_of(versions: StageVersions) -> int:
+    """Parameter sets that a worker holds; without agreement between replicas one to compute with, one to update."""
+    return 2 if versions.mode.sync == "asp" else sets_needed(versions)
 
 
 def available_memory_bytes() -> int | None:

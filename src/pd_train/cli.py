@@ -15,7 +15,8 @@ import click
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.plan import Plan, read_plan
-from pd_train.check import available_memory_bytes, check_memory, check_schedule
+from pd_format.versions import Mode
+from pd_train.check import available_memory_bytes, check_clipping, check_memory, check_schedule, settle_mode
 from pd_train.options import OptimizerOptions, RunOptions
 
 __all__ = ["main"]
@@ -69,9 +70,33 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 )
 @click.option(
     "--sync",
-    type=click.Choice(["overlap", "bsp"]),
-    help="Let a replicated stage's synchronisation overlap "
-    "the next pass, or wait for it.  [default: bsp for a plan of one stage, else overlap]",
+    type=click.Choice(["overlap", "bsp", "asp"]),
+    help="Let a replicated stage's synchronisation overlap the next pass, wait for it, or (asp, one stage only) do "
+    "without.  [default: bsp for a plan of one stage, else overlap]",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["stash", "vertical-sync", "none", "2bw"]),
+    default="stash",
+    show_default=True,
+    help="Which weight versions a minibatch meets: those of its forward pass; those that it met at stage 0; whatever "
+    "is newest (wrong gradients, for comparison); or two, of groups (PipeDream-2BW).",
+)
+@click.option("--group", type=click.IntRange(min=1), help="Minibatches of one update under --weights 2bw.")
+@click.option(
+    "--flush",
+    type=click.IntRange(min=1),
+    help="Drain the pipeline and update once every so many minibatches: exact synchronous SGD.",
+)
+@click.option(
+    "--clip-stage-grad-norm",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Clip each stage's gradient of an update by its own norm.",
+)
+@click.option(
+    "--clip-grad-norm",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Clip by the norm of the whole model's gradient; only with --flush.",
 )
 @click.option("--drop-last", is_flag=True, help="Leave out a last, shorter minibatch of an epoch.")
 @click.option("--target-accuracy", type=click.FloatRange(min=0, max=1), help="Stop once validation reaches it (0.97).")
@@ -103,6 +128,11 @@ def main(
     lr_schedule: str,
     lr_scaling: str,
     sync: str | None,
+    weights: str,
+    group: int | None,
+    flush: int | None,
+    clip_stage_grad_norm: float | None,
+    clip_grad_norm: float | None,
     drop_last: bool,
     target_accuracy: float | None,
     seed: int,
@@ -118,8 +148,10 @@ def main(
     with _failures_as_messages():
         plan = read_plan(plan_path)
         sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
-        check_schedule(plan, sync)
-        check_memory(plan, range(plan.workers), available_memory_bytes())
+        mode = settle_mode(plan, Mode(weights, sync, flush, group))
+        check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
+        check_schedule(plan, mode)
+        check_memory(plan, mode, range(plan.workers), available_memory_bytes())
         options = RunOptions(
             plan=plan,
             run_dir=_new_run_dir(run_dir, plan),
@@ -134,7 +166,9 @@ def main(
                 lr_schedule=lr_schedule,
                 lr_scaling=lr_scaling,
             ),
-            sync=sync,
+            mode=mode,
+            clip_stage_norm=clip_stage_grad_norm,
+            clip_norm=clip_grad_norm,
             drop_last=drop_last,
             threads=threads or max(1, len(os.sched_getaffinity(0)) // plan.workers),
             target_accuracy=target_accuracy,

@@ -103,6 +103,10 @@ class MinibatchLoader:
         self.minibatches = length // minibatch_size if drop_last else -(-length // minibatch_size)
         self.samples = min(length, self.minibatches * minibatch_size)
 
+    def samples_of(self, minibatch: int) -> int:
+        """Samples of a minibatch: fewer in a last, short one."""
+        return min(self._size, self.samples - minibatch * self._size)
+
     def load(self, epoch: int, minibatch: int) -> Minibatch:
         """Read one minibatch, from 0 to `minibatches` - 1.
 

@@ -47,10 +47,11 @@ class StageEngine(Protocol):
         """At the last stage: the loss instead of what crosses a cut."""
         ...
 
-    def backward(self, key: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
+    def backward(self, key: int, index: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
         """From the gradients of the sent tensors that want one to those of the received ones, in order.
 
-        The last stage is given None and starts from its loss.
+        The last stage is given None and starts from its loss. The parameter set is the one of the forward pass, but
+        for naive pipelining.
         """
         ...
 
@@ -76,9 +77,10 @@ class TorchEngine:
 
     Args:
         module: the stage.
-        sets: the parameter sets; the first holds the module's own.
+        sets: the parameter sets; the first holds the module's own, but for naive pipelining.
         task: gives loss and score at the last stage.
         device: what the module is on.
+        naive: for naive pipelining, the module's own parameters, which every graph then shares.
     """
 
     def __init__(
@@ -87,11 +89,13 @@ class TorchEngine:
         sets: Sequence[Sequence[nn.Parameter]],
         task: Task,
         device: torch.device,
+        naive: Sequence[nn.Parameter] | None = None,
     ) -> None:
         self._module = module
         self._sets = sets
         self._task = task
         self._device = device
+        self._naive = naive
         self._pointers = _pointers_to(module, sets[0])
         self._current = 0
         self._stash: dict[int, _Stash] = {}
@@ -113,7 +117,8 @@ class TorchEngine:
         self._stash[key] = _Stash(received, [loss] if loss.requires_grad else [])
         return Score(loss.item(), None, self._task.samples(targets))
 
-    def backward(self, key: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
+    def backward(self, key: int, index: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
+        self._overwrite_graph(index)
         received, sent = self._stash.pop(key)
         if gradients is None:
             if sent:
@@ -131,8 +136,9 @@ class TorchEngine:
         return [None if tensor.grad is None else tensor.grad.cpu() for tensor in received]
 
     def take_parameter_gradients(self, index: int) -> list[Tensor | None]:
-        gradients = [parameter.grad for parameter in self._sets[index]]
-        for parameter in self._sets[index]:
+        leaves = self._naive or self._sets[index]
+        gradients = [parameter.grad for parameter in leaves]
+        for parameter in leaves:
             parameter.grad = None
         return gradients
 
@@ -158,11 +164,23 @@ class TorchEngine:
         return [tensor for tensor in tensors_in(values) if tensor.requires_grad], self._module(*values)
 
     def _point_to(self, index: int) -> None:
-        if index != self._current:
+        if self._naive is not None:
+            self._overwrite_graph(index)
+        elif index != self._current:
             parameters = self._sets[index]
             for set_pointer, number in self._pointers:
                 set_pointer(parameters[number])
             self._current = index
+
+    def _overwrite_graph(self, index: int) -> None:
+        """Under naive pipelining: make the parameters of every saved graph those of a set.
+
+        This is what the paper's naive pipelining does and why it is wrong: the gradient is of no function that was
+        ever computed. Writing through `.data` gets around autograd's version check; nothing else here may.
+        """
+        for parameter, held in zip(self._naive or (), self._sets[index], strict=bool(self._naive)):
+            if parameter.data_ptr() != held.data_ptr():
+                parameter.data.copy_(held.data)
 
     def _here(self, tensor: Tensor) -> Tensor:
         if tensor.device == self._device:

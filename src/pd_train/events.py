@@ -68,6 +68,9 @@ class RunEnded:
     """Of these, what training alone sent: activations, gradients and parameters."""
     minibatches: int
     """Trained on, over all epochs."""
+    mean_staleness: float | None = None
+    """Updates between a gradient's being read for and applied, where that has no bound (asp)."""
+    most_staleness: int | None = None
 
 
 @dataclass(frozen=True)

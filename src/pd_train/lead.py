@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -17,11 +17,21 @@ from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded
 from pd_train.inbox import Inbox
 from pd_train.optimizers import learning_rate
 from pd_train.options import RunOptions
-from pd_train.scores import ScoreBoard
+from pd_train.scores import Result, ScoreBoard
 from pd_train.transport import Transport
 from pd_train.wire import Message
 
-__all__ = ["Lead", "follow", "part_with"]
+__all__ = ["Lead", "WorkerStatistics", "follow", "part_with"]
+
+
+class WorkerStatistics(NamedTuple):
+    """What each worker tells of its run at the end."""
+
+    sent_bytes: int
+    training_bytes: int
+    """Of these, while it trained."""
+    staleness: list[int]
+    """See `pd_train.server.Server`."""
 
 
 class Lead:
@@ -54,12 +64,18 @@ class Lead:
         self._segments = 0
         self._epochs: list[EpochMetrics] = []
 
-    def run(self, part: Callable[[], dict[str, Tensor]], state_names: Mapping[str, str]) -> None:
+    def run(
+        self,
+        part: Callable[[], dict[str, Tensor]],
+        state_names: Mapping[str, str],
+        statistics: Callable[[], WorkerStatistics],
+    ) -> None:
         """Train, validate, and write metrics.jsonl, model.pt and report.json.
 
         Args:
             part: gives this worker's tensors of the trained model by their original names.
             state_names: every key of the model's state dict, and the original name of its tensor.
+            statistics: of this worker, at the end.
         """
         left = self._options.minibatches
         reached: bool | None = None if self._options.target_accuracy is None else False
@@ -77,28 +93,45 @@ class Lead:
             if left == 0:
                 break
         self._announce(None)
-        self._finish(part, state_names, reached)
+        self._finish(part, state_names, statistics, reached)
 
     def _run_epoch(self, epoch: int, minibatches: int) -> EpochMetrics:
-        rate = learning_rate(self._options.optimizer, epoch, self._options.epochs)
-        loss, _, samples, seconds = self._run_segment(Segment(self._segments, True, epoch, 0, minibatches, rate))
-        validation = Segment(self._segments, False, epoch, 0, self._validation.minibatches, rate)
-        validation_loss, accuracy, _, _ = self._run_segment(validation)
+        trained = self._run_phase(epoch, minibatches, self._training, self._options.mode.flush or minibatches)
+        validated = self._run_phase(epoch, self._validation.minibatches, self._validation, None)
         return EpochMetrics(
             epoch=epoch,
-            seconds=seconds,
+            seconds=trained.seconds,
             minibatches=minibatches,
-            samples_per_second=samples / seconds,
-            train_loss=loss,
-            validation_loss=validation_loss,
-            validation_accuracy=accuracy,
+            samples_per_second=trained.samples / trained.seconds,
+            train_loss=trained.loss,
+            validation_loss=validated.loss,
+            validation_accuracy=validated.accuracy,
         )
 
-    def _run_segment(self, segment: Segment) -> tuple[float, float | None, int, float]:
+    def _run_phase(self, epoch: int, minibatches: int, loader: MinibatchLoader, segment: int | None) -> Result:
+        """Train on an epoch's first minibatches in segments of so many, or validate (None) in one."""
+        self._scores.start_phase(minibatches)
+        for first in range(0, minibatches, segment or minibatches):
+            count = min(segment or minibatches, minibatches - first)
+            self._run_segment(
+                Segment(
+                    number=self._segments,
+                    training=segment is not None,
+                    epoch=epoch,
+                    first=first,
+                    minibatches=count,
+                    samples=self._options.plan.minibatch_size,
+                    last_samples=loader.samples_of(first + count - 1),
+                    rate=learning_rate(self._options.optimizer, epoch, self._options.epochs),
+                )
+            )
+        return self._scores.result()
+
+    def _run_segment(self, segment: Segment) -> None:
         self._announce(segment)
         self._scores.start(segment)
         self._runner.run(segment)
-        return self._scores.finish(segment)
+        self._scores.finish(segment)
 
     def _announce(self, segment: Segment | None) -> None:
         body = None if segment is None else asdict(segment)
@@ -107,16 +140,19 @@ class Lead:
         self._segments += 1
 
     def _finish(
-        self, part: Callable[[], dict[str, Tensor]], state_names: Mapping[str, str], reached: bool | None
+        self,
+        part: Callable[[], dict[str, Tensor]],
+        state_names: Mapping[str, str],
+        statistics: Callable[[], WorkerStatistics],
+        reached: bool | None,
     ) -> None:
         parts = part()
-        sent = sum(self._transport.sent_bytes.values())
-        training_sent = self._runner.training_bytes
+        everyone = [statistics()]
         for rank in range(1, self._options.plan.workers):
-            body = self._inbox.wait_for("part", 0, rank, f"the trained parameters of worker {rank}")
-            parts |= body["part"]
-            sent += body["sent"]
-            training_sent += body["training_sent"]
+            tensors, numbers = self._inbox.wait_for("part", 0, rank, f"the trained parameters of worker {rank}")
+            parts |= tensors
+            everyone.append(WorkerStatistics(*numbers))
+        staleness = [missed for one in everyone for missed in one.staleness]
         write_model(self._options.run_dir / "model.pt", join_state(state_names, parts))
         accuracies = [one.validation_accuracy for one in self._epochs if one.validation_accuracy is not None]
         ended = RunEnded(
@@ -124,9 +160,11 @@ class Lead:
             seconds=sum(one.seconds for one in self._epochs),
             epochs=len(self._epochs),
             best_accuracy=max(accuracies, default=None),
-            bytes_sent=sent,
-            training_bytes_sent=training_sent,
+            bytes_sent=sum(one.sent_bytes for one in everyone),
+            training_bytes_sent=sum(one.training_bytes for one in everyone),
             minibatches=sum(one.minibatches for one in self._epochs),
+            mean_staleness=sum(staleness) / len(staleness) if staleness else None,
+            most_staleness=max(staleness, default=None),
         )
         report = {"config": self._options.plan.config, **asdict(ended)}
         write_text(self._options.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
@@ -159,13 +197,15 @@ def follow(inbox: Inbox, runner: StageRunner) -> None:
 
 
 def part_with(
-    rank: int, transport: Transport, inbox: Inbox, runner: StageRunner, part: Callable[[], dict[str, Tensor]]
+    rank: int,
+    transport: Transport,
+    inbox: Inbox,
+    part: Callable[[], dict[str, Tensor]],
+    statistics: Callable[[], WorkerStatistics],
 ) -> None:
     """Hand rank 0 this worker's part of the trained model, and wait until it has written all of it."""
     # The others may leave as soon as rank 0 has told them; only rank 0 is still needed.
     inbox.needed_peers = {0}
-    sent = sum(transport.sent_bytes.values())
-    body = {"part": part(), "sent": sent, "training_sent": runner.training_bytes}
-    transport.send(0, Message("part", rank, 0, rank, body))
+    transport.send(0, Message("part", rank, 0, rank, (part(), tuple(statistics()))))
     inbox.wait_for("goodbye", 0, 0, "worker 0 to write the trained model")
     transport.send(0, Message("bye", rank, 0, rank))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pd_format.plan import Plan
+from pd_format.versions import Mode, StageVersions, stage_versions
 
 __all__ = ["OptimizerOptions", "RunOptions"]
 
@@ -37,8 +38,12 @@ class RunOptions:
     minibatches: int | None = None
     """At most so many in the whole run."""
     optimizer: OptimizerOptions = OptimizerOptions()
-    sync: str = "overlap"
-    """`overlap` or `bsp`."""
+    mode: Mode = field(default_factory=Mode)
+    """How weights are versioned."""
+    clip_stage_norm: float | None = None
+    """The largest norm of a stage's gradient of one update."""
+    clip_norm: float | None = None
+    """The largest norm of the whole model's gradient; with a flush only."""
     drop_last: bool = False
     threads: int = 1
     """Of each worker."""
@@ -51,3 +56,8 @@ class RunOptions:
     """Seconds of silence after which a peer counts as dead."""
     stall_timeout: float = 1800.0
     """Seconds that a wait for a live peer may take."""
+
+    def versions(self, stage: int) -> StageVersions:
+        """Which weight versions the passes of a stage use."""
+        stages = self.plan.stages
+        return stage_versions(self.mode, [one.replicas for one in stages], [one.in_flight for one in stages], stage)

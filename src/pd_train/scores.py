@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from pd_train.compute import Segment
 from pd_train.engine import Score
@@ -12,13 +13,24 @@ from pd_train.events import Event, Progress
 from pd_train.inbox import Inbox
 from pd_train.wire import Message
 
-__all__ = ["ScoreBoard"]
+__all__ = ["Result", "ScoreBoard"]
 
 _PROGRESS_EVERY_S = 0.1
 
 
+class Result(NamedTuple):
+    """What an epoch's training or validation came to."""
+
+    loss: float
+    """Mean over the samples."""
+    accuracy: float | None
+    """None in training, where nobody counts."""
+    samples: int
+    seconds: float
+
+
 class ScoreBoard:
-    """The scores of one segment after another, from the replicas of the last stage, and what they add up to.
+    """The scores of one phase after another: an epoch's training, in one or more segments, or its validation.
 
     Args:
         inbox: where scores arrive.
@@ -30,55 +42,67 @@ class ScoreBoard:
         self._inbox = inbox
         self._epochs = epochs
         self._tell = tell
-        self._scores: dict[int, dict[int, Score]] = {}
+        self._arrived: dict[int, dict[int, Score]] = {}
+        self._finished: list[Score] = []
         self._segment: Segment | None = None
+        self._minibatches = 0
         self._start = self._last_told = 0.0
         inbox.handle("score", self._take)
 
-    def start(self, segment: Segment) -> None:
-        """A segment begins."""
-        self._segment = segment
+    def start_phase(self, minibatches: int) -> None:
+        """A phase of so many minibatches begins."""
+        self._finished = []
+        self._minibatches = minibatches
         self._start = time.monotonic()
         self._last_told = 0.0
 
-    def finish(self, segment: Segment) -> tuple[float, float | None, int, float]:
-        """Wait for the last score of a segment.
+    def start(self, segment: Segment) -> None:
+        """A segment of the phase begins."""
+        self._segment = segment
 
-        Returns:
-            Mean loss over the samples, share of samples classified rightly (None in training), samples, seconds.
-        """
+    def finish(self, segment: Segment) -> None:
+        """Wait for the last score of a segment."""
         self._inbox.wait_until(
-            lambda: len(self._scores.get(segment.number, ())) == segment.minibatches,
+            lambda: len(self._arrived.get(segment.number, ())) == segment.minibatches,
             lambda: "the losses of the last stage",
         )
+        # In order of the minibatches, so that no figure depends on the network.
+        self._finished += [score for _, score in sorted(self._arrived.pop(segment.number).items())]
+
+    def result(self) -> Result:
+        """Of the phase, whose segments are finished."""
         seconds = time.monotonic() - self._start
-        # In order of the minibatches, so that the figure does not depend on the network.
-        scores = [score for _, score in sorted(self._scores.pop(segment.number).items())]
-        samples = sum(score.samples for score in scores)
-        loss = math.fsum(score.loss * score.samples for score in scores) / samples
-        correct = [score.correct for score in scores if score.correct is not None]
-        return loss, sum(correct) / samples if correct else None, samples, seconds
+        correct = [score.correct for score in self._finished if score.correct is not None]
+        loss, samples = _mean_loss(self._finished)
+        return Result(loss, sum(correct) / samples if correct else None, samples, seconds)
 
     def _take(self, message: Message) -> None:
-        scores = self._scores.setdefault(message.segment, {})
-        scores[message.index] = Score(*message.body)
+        arrived = self._arrived.setdefault(message.segment, {})
+        arrived[message.index] = Score(*message.body)
         segment = self._segment
         if segment is None or segment.number != message.segment:
             return
         now = time.monotonic()
-        if now - self._last_told < _PROGRESS_EVERY_S and len(scores) < segment.minibatches:
+        done = len(self._finished) + len(arrived)
+        if now - self._last_told < _PROGRESS_EVERY_S and done < self._minibatches:
             return
         self._last_told = now
-        samples = sum(score.samples for score in scores.values())
+        loss, samples = _mean_loss([*self._finished, *arrived.values()])
         self._tell(
             Progress(
                 phase="training" if segment.training else "validation",
                 epoch=segment.epoch,
                 epochs=self._epochs,
-                done=len(scores),
-                minibatches=segment.minibatches,
+                done=done,
+                minibatches=self._minibatches,
                 samples=samples,
                 seconds=now - self._start,
-                loss=sum(score.loss * score.samples for score in scores.values()) / samples,
+                loss=loss,
             )
         )
+
+
+def _mean_loss(scores: Sequence[Score]) -> tuple[float, int]:
+    """The mean over the samples, and how many there are."""
+    samples = sum(score.samples for score in scores)
+    return math.fsum(score.loss * score.samples for score in scores) / samples, samples

@@ -1,8 +1,8 @@
 """The sharded parameter server of a stage (the paper, section 3.2; design, section 5).
 
 Each replica owns a shard: every r-th bucket of the trainable parameters. In the backward pass a bucket of gradients
-leaves for its shard as soon as it is complete; the shard adds up the round in replica order, applies the
-optimizer to its own pieces and sends the new parameters to every replica:
+leaves for its shard as soon as it is complete; the shard adds up what belongs to an update in replica order,
+applies the optimizer to its own pieces and sends the new parameters to every replica:
 
     replica 0   B(j) [bucket 1 ----> replica 1] [bucket 0, own]      update bucket 0 --> all
     replica 1   B(j) [bucket 1, own] [bucket 0 ----> replica 0]      update bucket 1 --> all
@@ -15,37 +15,69 @@ that thread waits; only the leaving of gradients happens within a backward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pd_format.errors import UserError
 from pd_format.schedule import rounds_of
-from pd_train.buckets import Piece, cut_into_buckets, whole_parameters
+from pd_format.versions import StageVersions
+from pd_train.buckets import Bucket, Piece, cut_into_buckets, whole_parameters
+from pd_train.clipping import Clipping
+from pd_train.gradients import GradientBuckets, Gradients
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
 from pd_train.weights import ParameterSets
 
-__all__ = ["Contribution", "ShardedServer"]
+__all__ = ["SegmentSize", "Send", "Server", "ShardedServer", "cut_stage", "piece_view"]
 
 Send = Callable[[int, int, str, int, object], None]
-"""(segment, replica, kind, round or version, body): sends a message to one replica of the stage."""
+"""(segment, replica, kind, update or version, body): sends a message to one replica of the stage."""
 
 
-class Contribution(NamedTuple):
-    """One replica's gradients of a bucket, for one minibatch; None where a parameter got none."""
+@dataclass(frozen=True)
+class SegmentSize:
+    """What every worker must know of a segment to tell who takes part in an update, and with what weight."""
 
-    samples: int
-    gradients: tuple[Tensor | None, ...]
-
-
-class _Segment(NamedTuple):
-    """What must be known of a segment to tell who takes part in a round."""
-
-    number: int
     minibatches: int
+    samples: int
+    """Of every minibatch but the last."""
+    last_samples: int
+
+    def samples_of(self, minibatch: int) -> int:
+        return self.last_samples if minibatch == self.minibatches - 1 else self.samples
+
+
+class Server(Protocol):
+    """What the compute loop asks of a parameter server."""
+
+    def start_segment(self, number: int, size: SegmentSize, rate: float) -> None:
+        """After a drain; what arrives for another segment is kept until that one starts."""
+
+    def before_forward(self) -> None:
+        """A forward pass is about to begin."""
+
+    def start_backward(self, minibatch: int) -> None:
+        """A backward pass is about to begin."""
+
+    def finish_backward(self, gradients: Sequence[Tensor | None]) -> None:
+        """The backward pass is over; gradients of the parameters, in their order."""
+
+    def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Gradients, int]) -> None:
+        """A replica's gradients for one of this shard's buckets have arrived."""
+
+    def take_parameters(self, segment: int, version: int, body: tuple[int, tuple[Tensor, ...]]) -> None:
+        """New parameters have arrived from the shard that owns the bucket."""
+
+    def advance(self) -> None:
+        """Do what can be done with what has arrived; never called within a backward pass."""
+
+    def is_drained(self) -> bool:
+        """Whether every update of the segment has reached this worker."""
+
+    staleness: list[int]
+    """Updates between each gradient's being read for and applied, where they have no bound."""
 
 
 class ShardedServer:
@@ -53,222 +85,229 @@ class ShardedServer:
 
     Args:
         sets: the stage's parameter sets.
-        names: of the parameters, for messages to people.
+        versions: of the stage.
+        leaves, names: see `GradientBuckets`.
         replica: this one.
-        replicas: r of the stage.
         options: of the optimizer.
         send: how a message reaches another replica of the stage.
+        clipping: of the gradient's norm, if asked for.
     """
 
     def __init__(
         self,
         sets: ParameterSets,
+        versions: StageVersions,
+        leaves: Sequence[Sequence[nn.Parameter]],
         names: Sequence[str],
         replica: int,
-        replicas: int,
         options: OptimizerOptions,
         send: Send,
+        clipping: Clipping | None = None,
     ) -> None:
-        self.rate = options.lr
-        self.updates = 0
         self._sets = sets
-        self._names = names
+        self._versions = versions
         self._replica = replica
-        self._replicas = replicas
+        self._replicas = versions.replicas
         self._send = send
-        first = sets.sets[0]
-        elements = [parameter.numel() for parameter in first]
-        if replicas == 1:
-            self.buckets = whole_parameters(elements)
-        else:
-            self.buckets = cut_into_buckets(elements, [p.element_size() for p in first], replicas)
-            self._watch_gradients()
+        self._clipping = clipping
+        self._buckets = cut_stage(sets.sets[0], self._replicas)
+        self._outgoing = GradientBuckets(leaves, names, self._buckets, self._replicas > 1, self._leave)
         # Detached: they share the parameters' memory and version counters, so autograd still notices a write to a
         # set that a backward pass needs.
         self._pieces = [
-            [[self._view(held[piece.parameter].detach(), piece) for piece in bucket.pieces] for bucket in self.buckets]
+            [
+                [piece_view(held[p.parameter].detach(), p, self._replicas) for p in bucket.pieces]
+                for bucket in self._buckets
+            ]
             for held in sets.sets
         ]
-        self._optimizers = {
-            index: MovingOptimizer(options, self._pieces[0][index])
-            for index, bucket in enumerate(self.buckets)
-            if bucket.shard == replica
-        }
-        self._buckets_of: list[list[int]] = [[] for _ in first]
-        for index, bucket in enumerate(self.buckets):
-            for parameter in {piece.parameter for piece in bucket.pieces}:
-                self._buckets_of[parameter].append(index)
-        self._segment = _Segment(0, 0)
-        self._round: dict[tuple[int, int, int], dict[int, Contribution]] = {}
+        self._own = [index for index, bucket in enumerate(self._buckets) if bucket.shard == replica]
+        self._optimizers = {index: MovingOptimizer(options, self._pieces[0][index]) for index in self._own}
+        self.staleness: list[int] = []
+        self._segment = 0
+        self._size = SegmentSize(0, 1, 1)
+        self._rate = options.lr
+        self._running = 0
+        self._contributions: dict[tuple[int, int, int], dict[int, Gradients]] = {}
         self._arrived: dict[tuple[int, int, int], tuple[Tensor, ...]] = {}
+        self._means: dict[int, dict[int, list[Tensor | None]]] = {}
+        self._announced = 0
         self._previous_set: dict[int, int] = {}
         self._missing: dict[int, int] = {}
-        self._next_round = [0] * len(self.buckets)
-        # The backward pass that is running: its round, samples, gradients so far and what each bucket still lacks.
-        self._running: tuple[int, int] | None = None
-        self._flat: dict[int, Tensor] = {}
-        self._lacking: list[int] = []
+        self._next_update = [0] * len(self._buckets)
 
-    @property
-    def rounds(self) -> int:
-        """Of the segment: what its last version is."""
-        return -(-self._segment.minibatches // self._replicas)
-
-    def start_segment(self, number: int, minibatches: int, rate: float) -> None:
-        """After a drain.
-
-        Args:
-            number: of the segment; what arrives for another one is kept until that one starts.
-            minibatches: of the segment, over all replicas.
-            rate: the learning rate of the segment.
-        """
-        self._segment = _Segment(number, minibatches)
-        self.rate = rate
-        self._next_round = [0] * len(self.buckets)
+    def start_segment(self, number: int, size: SegmentSize, rate: float) -> None:
+        self._segment, self._size, self._rate = number, size, rate
+        self._sets.start_segment()
+        self._next_update = [0] * len(self._buckets)
+        self._announced = 0
         self._previous_set.clear()
         self._missing.clear()
 
-    def start_backward(self, round: int, samples: int) -> None:
-        """A backward pass is about to begin."""
-        self._running = (round, samples)
-        self._flat = {}
-        self._lacking = [len({piece.parameter for piece in bucket.pieces}) for bucket in self.buckets]
+    @property
+    def updates(self) -> int:
+        """Of the segment: what its last version is."""
+        return -(-self._size.minibatches // self._update_size)
+
+    @property
+    def _update_size(self) -> int:
+        return self._versions.update_size(self._size.minibatches)
+
+    def before_forward(self) -> None:
+        """Nothing to do: the versions say what a forward pass uses."""
+
+    def start_backward(self, minibatch: int) -> None:
+        self._running = minibatch // self._update_size
+        samples = self._size.samples_of(minibatch)
+        following = minibatch + self._replicas
+        last = following >= self._size.minibatches or following // self._update_size != self._running
+        self._outgoing.start(samples if self._is_uneven(self._running) else None, last)
 
     def finish_backward(self, gradients: Sequence[Tensor | None]) -> None:
-        """The backward pass is over: what has not left yet leaves now.
+        self._outgoing.finish(gradients)
 
-        Args:
-            gradients: of the parameters, in their order; None where the minibatch gave none.
-        """
-        if self._replicas == 1:
-            for bucket in range(len(self.buckets)):
-                self._contribute(bucket, tuple(gradients))
-        else:
-            for bucket, lacking in enumerate(self._lacking):
-                if lacking:
-                    self._leave(bucket)
-        self._running = None
-        self._flat = {}
+    def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Gradients, int]) -> None:
+        bucket, gradients, _ = body
+        self._contributions.setdefault((segment, bucket, update), {})[replica] = gradients
 
-    def take_gradients(self, segment: int, round: int, bucket: int, replica: int, what: Contribution) -> None:
-        """A replica's gradients for one of this shard's buckets have arrived."""
-        self._round.setdefault((segment, bucket, round), {})[replica] = what
-
-    def take_parameters(self, segment: int, version: int, bucket: int, tensors: tuple[Tensor, ...]) -> None:
-        """New parameters have arrived from the shard that owns the bucket."""
+    def take_parameters(self, segment: int, version: int, body: tuple[int, tuple[Tensor, ...]]) -> None:
+        bucket, tensors = body
         self._arrived[segment, version, bucket] = tensors
 
-    def advance(self) -> None:
-        """Do what can be done: update own buckets whose round is complete, write parameters that have arrived.
+    def is_drained(self) -> bool:
+        return self._sets.is_ready(self.updates)
 
-        Never called within a backward pass, since a set that it uses may be written.
-        """
+    def advance(self) -> None:
         progress = True
         while progress:
             progress = False
-            for bucket, round in enumerate(self._next_round):
-                if round < self.rounds and self._advance_bucket(bucket, round):
-                    self._next_round[bucket] += 1
+            if self._clipping is not None and self._announced < self.updates:
+                self._announce_norm(self._clipping)
+            for bucket, update in enumerate(self._next_update):
+                if update < self.updates and self._advance_bucket(bucket, update):
+                    self._next_update[bucket] += 1
                     progress = True
 
-    def _advance_bucket(self, bucket: int, round: int) -> bool:
-        number, minibatches = self._segment
-        own = self.buckets[bucket].shard == self._replica
+    def _is_uneven(self, update: int) -> bool:
+        """Whether the update's minibatches differ in their samples."""
+        first = update * self._update_size
+        return first + 1 < self._size.minibatches <= first + self._update_size and (
+            self._size.last_samples != self._size.samples
+        )
+
+    def _leave(self, bucket: int, gradients: Gradients) -> None:
+        shard = self._buckets[bucket].shard
+        if shard == self._replica:
+            self.take_gradients(self._segment, self._running, self._replica, (bucket, gradients, 0))
+        else:
+            self._send(self._segment, shard, "gradient", self._running, (bucket, gradients, 0))
+
+    def _advance_bucket(self, bucket: int, update: int) -> bool:
+        """Update an own bucket, or write one that has arrived; False while that must wait."""
+        own = self._buckets[bucket].shard == self._replica
+        version = update + 1
+        factor: float | None = 1.0
         if own:
-            members = [k for k in range(self._replicas) if round < rounds_of(k, self._replicas, minibatches)]
-            if len(self._round.get((number, bucket, round), ())) < len(members):
+            if self._mean(bucket, update) is None:
                 return False
-        elif (number, round + 1, bucket) not in self._arrived:
+            if self._clipping is not None:
+                factor = self._clipping.factor(self._segment, update)
+        elif (self._segment, version, bucket) not in self._arrived:
             return False
-        version = round + 1
-        if version not in self._missing:
-            previous = self._sets.set_of(round)
-            if self._sets.open(version) is None:
-                return False
-            self._missing[version] = len(self.buckets)
-            self._previous_set[version] = previous
+        if factor is None or not self._open(version):
+            return False
         pieces = self._pieces[self._sets.set_of(version)][bucket]
         with torch.no_grad():
             if own:
-                contributions = self._round.pop((number, bucket, round))
-                self._update(bucket, version, pieces, [contributions[k] for k in members])
+                self._update(bucket, version, pieces, factor)
             else:
-                for piece, tensor in zip(pieces, self._arrived.pop((number, version, bucket)), strict=True):
+                for piece, tensor in zip(pieces, self._arrived.pop((self._segment, version, bucket)), strict=True):
                     piece.copy_(tensor)
         self._missing[version] -= 1
         if self._missing[version] == 0:
             self._sets.completed(version)
-            self.updates += 1
+            self._means.pop(update, None)
         return True
 
-    def _update(self, bucket: int, version: int, pieces: list[Tensor], contributions: list[Contribution]) -> None:
+    def _open(self, version: int) -> bool:
+        if version not in self._missing:
+            previous = self._sets.set_of(version - 1)
+            if self._sets.open(version) is None:
+                return False
+            self._missing[version] = len(self._buckets)
+            self._previous_set[version] = previous
+        return True
+
+    def _mean(self, bucket: int, update: int) -> list[Tensor | None] | None:
+        """The mean gradient of an own bucket; None until all contributions are there."""
+        means = self._means.setdefault(update, {})
+        if bucket not in means:
+            first = update * self._update_size
+            last = min(first + self._update_size, self._size.minibatches)
+            # Replicas with a minibatch in the update: they have more of those before `last` than before `first`.
+            members = [
+                k
+                for k in range(self._replicas)
+                if rounds_of(k, self._replicas, last) > rounds_of(k, self._replicas, first)
+            ]
+            there = self._contributions.get((self._segment, bucket, update), {})
+            if len(there) < len(members):
+                return None
+            del self._contributions[self._segment, bucket, update]
+            uneven = self._is_uneven(update)
+            weight = sum(self._size.samples_of(b) for b in range(first, last)) if uneven else last - first
+            means[bucket] = mean_gradients([there[k] for k in members], weight)
+        return means[bucket]
+
+    def _announce_norm(self, clipping: Clipping) -> None:
+        update = self._announced
+        parts = [self._mean(bucket, update) for bucket in self._own]
+        if all(part is not None for part in parts):
+            clipping.announce(self._segment, update, [g for part in parts if part is not None for g in part])
+            self._announced += 1
+
+    def _update(self, bucket: int, version: int, pieces: list[Tensor], factor: float) -> None:
         previous = self._pieces[self._previous_set[version]][bucket]
         if previous is not pieces:
             for piece, old in zip(pieces, previous, strict=True):
                 piece.copy_(old)
-        self._optimizers[bucket].step(pieces, mean_gradients(contributions), self.rate)
+        gradients = self._means[version - 1][bucket]
+        if factor < 1.0:
+            gradients = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
+        self._optimizers[bucket].step(pieces, gradients, self._rate)
+        # Not kept until the last bucket of the version: a gradient is needed once.
+        self._means[version - 1][bucket] = []
         for replica in range(self._replicas):
             if replica != self._replica:
-                self._send(self._segment.number, replica, "parameters", version, (bucket, tuple(pieces)))
-
-    def _view(self, parameter: Tensor, piece: Piece) -> Tensor:
-        return parameter if self._replicas == 1 else parameter.view(-1)[piece.start : piece.stop]
-
-    def _watch_gradients(self) -> None:
-        for held in self._sets.sets:
-            for index, parameter in enumerate(held):
-                parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))  # type: ignore[no-untyped-call]
-
-    def _gradient_ready(self, index: int, parameter: Tensor) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        if gradient.layout is not torch.strided:
-            raise UserError(
-                f"parameter {self._names[index]} has a sparse gradient, which a replicated stage cannot cut into "
-                "pieces; build the model with sparse=False."
-            )
-        self._flat[index] = gradient.contiguous().view(-1)
-        for bucket in self._buckets_of[index]:
-            self._lacking[bucket] -= 1
-            if self._lacking[bucket] == 0:
-                self._leave(bucket)
-
-    def _leave(self, bucket: int) -> None:
-        self._lacking[bucket] = 0
-        gradients: list[Tensor | None] = []
-        for piece in self.buckets[bucket].pieces:
-            flat = self._flat.get(piece.parameter)
-            gradients.append(None if flat is None else flat[piece.start : piece.stop])
-        self._contribute(bucket, tuple(gradients))
-
-    def _contribute(self, bucket: int, gradients: tuple[Tensor | None, ...]) -> None:
-        assert self._running is not None
-        round, samples = self._running
-        shard = self.buckets[bucket].shard
-        if shard == self._replica:
-            what = Contribution(samples, gradients)
-            self.take_gradients(self._segment.number, round, bucket, self._replica, what)
-        else:
-            self._send(self._segment.number, shard, "gradient", round, (bucket, samples, gradients))
+                self._send(self._segment, replica, "parameters", version, (bucket, tuple(pieces)))
 
 
-def mean_gradients(contributions: Sequence[Contribution]) -> list[Tensor | None]:
-    """The gradient of a round, of each piece, in replica order; the first contribution's memory is written over.
+def mean_gradients(contributions: Sequence[Gradients], weight: int) -> list[Tensor | None]:
+    """The sum of the contributions, in their order, over the weight; the first one's memory is written over.
 
-    (g_0 + g_1 + ...) / r where all have the same number of samples, else (n_0 g_0 + ...) / (n_0 + ...). A replica
-    without a gradient for a piece counts as zero; where none has one the result is None.
+    Args:
+        contributions: of the replicas that had a minibatch in the update, each a sum over its minibatches, weighed by
+            samples where minibatches differ in them. None counts as zero; where all are None the result is None.
+        weight: minibatches of the update, or samples where they differ.
     """
-    samples = [contribution.samples for contribution in contributions]
-    weighted = len(set(samples)) > 1
     result: list[Tensor | None] = []
-    for column in zip(*(contribution.gradients for contribution in contributions), strict=True):
+    for column in zip(*contributions, strict=True):
         total: Tensor | None = None
-        for count, gradient in zip(samples, column, strict=True):
-            if gradient is None:
-                continue
-            term = gradient.mul_(count) if weighted else gradient
-            total = term if total is None else total.add_(term)
-        if total is not None and len(samples) > 1:
-            total.div_(sum(samples) if weighted else len(samples))
-        result.append(total)
+        for gradient in column:
+            if gradient is not None:
+                total = gradient if total is None else total.add_(gradient)
+        result.append(total if total is None or weight == 1 else total.div_(weight))
     return result
+
+
+def cut_stage(parameters: Sequence[nn.Parameter], replicas: int) -> list[Bucket]:
+    """The buckets of a stage: one of whole parameters for a single worker."""
+    elements = [parameter.numel() for parameter in parameters]
+    if replicas == 1:
+        return whole_parameters(elements)
+    return cut_into_buckets(elements, [parameter.element_size() for parameter in parameters], replicas)
+
+
+def piece_view(parameter: Tensor, piece: Piece, replicas: int) -> Tensor:
+    """A piece of a parameter, sharing its memory: part of a flat row, or all of it for a single worker."""
+    return parameter if replicas == 1 else parameter.view(-1)[piece.start : piece.stop]

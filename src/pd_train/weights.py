@@ -12,7 +12,7 @@ flight, and none still to come, uses its version.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
@@ -23,8 +23,7 @@ class ParameterSets:
     """All sets of a stage's trainable parameters, allocated once.
 
     Args:
-        parameters: the module's own, contiguous, in a fixed order; they are set 0. Without any, one empty set
-            stands for every version.
+        parameters: contiguous, in a fixed order; they are set 0. Without any, one empty set stands for every version.
         count: sets in all (`pd_format.versions.sets_needed`).
     """
 
@@ -32,10 +31,11 @@ class ParameterSets:
         self.sets: list[list[nn.Parameter]] = [list(parameters)]
         for _ in range(count - 1):
             self.sets.append([nn.Parameter(parameter.detach().clone()) for parameter in parameters])
+        self.is_wanted: Callable[[int], bool] = lambda version: True
+        """Whether a pass still to come uses a version; whoever runs the passes says so."""
         self._frozen = not parameters
         self._set_of = {0: 0}
         self._in_use: Counter[int] = Counter()
-        self._oldest_wanted = 0
         self._complete = 0
 
     @property
@@ -59,38 +59,37 @@ class ParameterSets:
         """The parameters of the newest version that is whole."""
         return self.sets[self.set_of(self._complete)]
 
-    def acquire(self, version: int) -> int:
-        """Mark a version as used by one more minibatch in flight; returns its set."""
+    def acquire(self, version: int) -> None:
+        """Mark a version as used by one more minibatch in flight."""
         self._in_use[version] += 1
-        return self.set_of(version)
 
     def release(self, version: int) -> None:
         """A minibatch that used the version has had its backward pass."""
         self._in_use[version] -= 1
 
-    def want_from(self, version: int) -> None:
-        """No forward pass to come uses a version older than this one."""
-        self._oldest_wanted = version
-
     def open(self, version: int) -> int | None:
         """The set that a new version is to be written to, or None while every set is still needed.
 
-        Versions are opened in order. Where a single set exists, and nobody uses it, the update works in place.
+        Versions are opened in order. Where nobody needs the newest version any more, and no other set is free, the
+        update works in place.
         """
         if version in self._set_of:
             return self._set_of[version]
-        if version != max(self._set_of) + 1:
+        newest = max(self._set_of)
+        if version != newest + 1:
             return None
+        unused = [index for index in range(len(self.sets)) if index not in self._set_of.values()]
+        if unused:
+            self._set_of[version] = unused[0]
+            return unused[0]
         for held, index in sorted(self._set_of.items()):
-            if self._is_free(held):
+            # The update of a version starts from the one before it, so a version stays until the next one is whole.
+            settled = held < self._complete or held == newest == self._complete
+            if settled and not self._in_use[held] and not self.is_wanted(held):
                 del self._set_of[held]
                 self._set_of[version] = index
                 return index
-        unused = len(self._set_of)
-        if unused == len(self.sets):
-            return None
-        self._set_of[version] = next(index for index in range(unused + 1) if index not in self._set_of.values())
-        return self._set_of[version]
+        return None
 
     def completed(self, version: int) -> None:
         """Every parameter of the version is in its set now."""
@@ -100,10 +99,4 @@ class ParameterSets:
         """After a drain: the newest version of the old segment is version 0 of the new one."""
         self._set_of = {0: self._set_of[self._complete]}
         self._in_use.clear()
-        self._oldest_wanted = self._complete = 0
-
-    def _is_free(self, version: int) -> bool:
-        if self._in_use[version] or version >= self._oldest_wanted:
-            return False
-        # The update of the version after it starts from this one, unless there is but one set to work in.
-        return version < self._complete or len(self.sets) == 1
+        self._complete = 0

@@ -8,25 +8,29 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor
 
 from pd_format.errors import UserError
-from pd_format.versions import lag_of, sets_needed
+from pd_train.asynchronous import AsynchronousServer
 from pd_train.built import BuiltStage, build_stage
-from pd_train.compute import DivergedError, StageRunner, replica_sender
+from pd_train.check import sets_of
+from pd_train.clipping import Clipping
+from pd_train.compute import DivergedError, StageRunner
 from pd_train.control import Bound, Done, Failed, FromWorker, Happened, Peers, WorkerSetup, log_path
 from pd_train.data import MinibatchLoader, load_datasets
 from pd_train.engine import TorchEngine
 from pd_train.events import Event, Note
 from pd_train.inbox import Inbox, PeerLostError, StallError
-from pd_train.lead import Lead, follow, part_with
+from pd_train.lead import Lead, WorkerStatistics, follow, part_with
+from pd_train.links import Links
 from pd_train.optimizers import stage_scale
 from pd_train.options import RunOptions
 from pd_train.routing import Place, place_of
-from pd_train.server import ShardedServer
+from pd_train.server import Server, ShardedServer
 from pd_train.task import get_task
 from pd_train.transport import Transport
 from pd_train.weights import ParameterSets
@@ -102,20 +106,17 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
         launcher.tell(Bound(transport.address, transport.port))
         transport.connect(launcher.await_peers())
         inbox = Inbox(transport, str(place), options.stall_timeout, lambda text: launcher.tell_event(Note(text)))
-        sets = ParameterSets(
-            built.parameters, sets_needed(place.stage.in_flight, lag_of(place.stage.replicas, options.sync))
-        )
-        runner = _assemble(place, options, built, sets, transport, inbox, loaders, device)
+        runner, sets, statistics = _assemble(place, options, built, Links(place, transport, inbox), loaders, device)
 
         def part() -> dict[str, Tensor]:
             return built.state(sets.newest()) if place.replica == 0 else {}
 
         if loaders is not None and setup.rank == 0:
             lead = Lead(options, runner, transport, inbox, loaders, launcher.tell_event)
-            lead.run(lambda: {**built.unused, **part()}, built.state_names)
+            lead.run(lambda: {**built.unused, **part()}, built.state_names, statistics)
         else:
             follow(inbox, runner)
-            part_with(setup.rank, transport, inbox, runner, part)
+            part_with(setup.rank, transport, inbox, part, statistics)
         if transport.refused:
             log.warning("refused %d messages", transport.refused)
         linger = _GOODBYE_LINGER_S
@@ -127,34 +128,63 @@ def _assemble(
     place: Place,
     options: RunOptions,
     built: BuiltStage,
-    sets: ParameterSets,
-    transport: Transport,
-    inbox: Inbox,
+    links: Links,
     loaders: tuple[MinibatchLoader, MinibatchLoader] | None,
     device: torch.device,
-) -> StageRunner:
-    engine = TorchEngine(built.module, sets.sets, get_task(options.plan.task), device)
-    server = ShardedServer(
-        sets,
-        [built.names[id(parameter)] for parameter in built.parameters],
-        place.replica,
-        place.stage.replicas,
-        options.optimizer,
-        replica_sender(transport, place),
+) -> tuple[StageRunner, ParameterSets, Callable[[], WorkerStatistics]]:
+    versions = options.versions(place.stage.index)
+    names = [built.names[id(parameter)] for parameter in built.parameters]
+    asynchronous, naive = options.mode.sync == "asp", options.mode.is_naive
+    sets = ParameterSets(built.naive_set(versions) if naive else built.parameters, sets_of(versions))
+    engine = TorchEngine(
+        built.module, sets.sets, get_task(options.plan.task), device, naive=built.parameters if naive else None
     )
-    first_replicas = options.plan.stages[0].replicas
-    return StageRunner(
-        place=place,
-        options=options,
+    server: Server
+    if asynchronous:
+        server = AsynchronousServer(sets, versions, names, place.replica, options.optimizer, links.to_replica)
+    else:
+        leaves = [built.parameters] if naive else sets.sets
+        clipping = _clipping(options, links)
+        server = ShardedServer(
+            sets, versions, leaves, names, place.replica, options.optimizer, links.to_replica, clipping
+        )
+    # Where an update averages more than a round, no stage advances faster than another.
+    scaling = options.optimizer.lr_scaling if options.mode.by_round or asynchronous else "none"
+    runner = StageRunner(
+        links=links,
+        versions=versions,
         engine=engine,
         sets=sets,
         server=server,
         buffers=list(built.module.buffers()),
-        transport=transport,
-        inbox=inbox,
         loaders=loaders,
-        rate_scale=stage_scale(options.optimizer.lr_scaling, place.stage.replicas, first_replicas),
+        rate_scale=stage_scale(scaling, place.stage.replicas, options.plan.stages[0].replicas),
+        seed=options.seed,
     )
+
+    def statistics() -> WorkerStatistics:
+        return WorkerStatistics(links.sent_bytes, runner.training_bytes, server.staleness)
+
+    return runner, sets, statistics
+
+
+def _clipping(options: RunOptions, links: Links) -> Clipping | None:
+    members: tuple[int, ...] = links.place.stage.workers
+    most = options.clip_stage_norm
+    if options.clip_norm is not None:
+        members, most = tuple(range(options.plan.workers)), options.clip_norm
+    if most is None:
+        return None
+
+    def tell(segment: int, update: int, squares: float) -> None:
+        for rank in members:
+            links.to_rank(rank, "norm", segment, update, squares)
+
+    clipping = Clipping(most, members, tell)
+    links.inbox.handle(
+        "norm", lambda message: clipping.take(message.segment, message.index, message.sender, message.body)
+    )
+    return clipping
 
 
 def _open_data(options: RunOptions, built: BuiltStage) -> tuple[MinibatchLoader, MinibatchLoader]:

@@ -1,0 +1,114 @@
+"""Gradients on their way out of a backward pass: bucket by bucket, as soon as each is complete.
+
+This is wait-free backpropagation (the paper, section 3.2). Where an update averages several minibatches of a replica,
+their gradients are added up here first, in the minibatches' order, and leave in the backward pass of the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from pd_format.errors import UserError
+from pd_train.buckets import Bucket
+
+__all__ = ["GradientBuckets", "Gradients"]
+
+Gradients = tuple[Tensor | None, ...]
+"""Of the pieces of a bucket; None where no minibatch gave the parameter one."""
+
+
+class GradientBuckets:
+    """Collects the gradients of one update after another.
+
+    Args:
+        leaves: the parameters that gradients arrive at, once for each parameter set where sets have their own.
+        names: of the parameters, for messages to people.
+        buckets: how they are cut.
+        flat: whether pieces are parts of a flat row, to be sent early; else they are whole parameters.
+        leave: takes a complete bucket: its number and its gradients, which are the taker's to change.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Sequence[nn.Parameter]],
+        names: Sequence[str],
+        buckets: Sequence[Bucket],
+        flat: bool,
+        leave: Callable[[int, Gradients], None],
+    ) -> None:
+        self._names = names
+        self._buckets = buckets
+        self._flat = flat
+        self._leave = leave
+        self._buckets_of: list[list[int]] = [[] for _ in names]
+        for index, bucket in enumerate(buckets):
+            for parameter in {piece.parameter for piece in bucket.pieces}:
+                self._buckets_of[parameter].append(index)
+        self._sums: dict[int, Tensor] = {}
+        self._lacking: list[int] = []
+        self._weight: int | None = None
+        self._last = True
+        if flat:
+            for held in leaves:
+                for number, leaf in enumerate(held):
+                    leaf.register_post_accumulate_grad_hook(partial(self._ready, number))  # type: ignore[no-untyped-call]
+
+    def start(self, weight: int | None, last: bool) -> None:
+        """A backward pass is about to begin.
+
+        Args:
+            weight: samples of the minibatch, where an update's minibatches differ in them; else None.
+            last: whether it is the replica's last of its update, after which the gradients leave.
+        """
+        self._weight = weight
+        self._last = last
+        self._lacking = [len({piece.parameter for piece in bucket.pieces}) for bucket in self._buckets]
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        """The backward pass is over: what has not left yet leaves now, if it was the last of its update.
+
+        Args:
+            gradients: of the parameters, in their order.
+        """
+        if not self._flat:
+            for index, gradient in enumerate(gradients):
+                if gradient is not None:
+                    self._add(index, gradient)
+        if self._last:
+            for bucket, lacking in enumerate(self._lacking):
+                if lacking:
+                    self._let_go(bucket)
+            self._sums = {}
+
+    def _ready(self, index: int, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            raise UserError(
+                f"parameter {self._names[index]} has a sparse gradient, which a replicated stage cannot cut into "
+                "pieces; build the model with sparse=False."
+            )
+        self._add(index, gradient.contiguous().view(-1))
+        if self._last:
+            for bucket in self._buckets_of[index]:
+                self._lacking[bucket] -= 1
+                if self._lacking[bucket] == 0:
+                    self._let_go(bucket)
+
+    def _add(self, index: int, gradient: Tensor) -> None:
+        if self._weight is not None:
+            gradient = gradient.mul_(self._weight)
+        before = self._sums.get(index)
+        self._sums[index] = gradient if before is None else before.add_(gradient)
+
+    def _let_go(self, bucket: int) -> None:
+        self._lacking[bucket] = 0
+        pieces: list[Tensor | None] = []
+        for piece in self._buckets[bucket].pieces:
+            total = self._sums.get(piece.parameter)
+            pieces.append(total[piece.start : piece.stop] if self._flat and total is not None else total)
+        self._leave(bucket, tuple(pieces))
