@@ -15,8 +15,18 @@ import pd_format.versions
 from pd_format.memory import arrivals_held, stage_memory_bytes
 from pd_format.profile import LayerProfile
 from pd_format.schedule import WorkItem, find_deadlock, paper_depths, rounds_of, work_order
-from pd_format.versions import lag_of, sets_needed, stash_version
+from pd_format.versions import Mode, StageVersions, lag_of, least_group, sets_needed, stage_versions
 from plan_oracles import Layer, layer_profiles
+
+
+def one_stage(replicas: int, in_flight: int, sync: str = "overlap") -> StageVersions:
+    """The versions of a stage on its own, under weight stashing."""
+    return stage_versions(Mode(sync=sync), [replicas], [in_flight], 0)
+
+
+def stash_version(round: int, in_flight: int, lag: int) -> int:
+    return max(0, round - in_flight + 1 - lag)
+
 
 Timetable = dict[tuple[int, int], list[tuple[int, WorkItem]]]
 
@@ -172,7 +182,7 @@ def test_versions_are_those_drawn_in_the_docstring() -> None:
     order = list(work_order(0, 1, 3, 20))[: len(items)]
 
     assert [str(item) for item in order] == items
-    assert [str(stash_version(item.round, 3, 0)) for item in order] == used
+    assert [str(one_stage(1, 3).forward(item.minibatch)) for item in order] == used
     assert [str(item.round + 1) for item in order if not item.forward] == made
 
 
@@ -186,7 +196,38 @@ def test_only_a_replicated_stage_that_overlaps_lags(replicas: int, sync: str, la
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("in_flight", [1, 2, 3, 5, 8])
 def test_as_many_parameter_sets_as_minibatches_under_way_and_one_for_the_lag(in_flight: int, lag: int) -> None:
-    assert sets_needed(in_flight, lag) == in_flight + lag
+    assert sets_needed(one_stage(1 + lag, in_flight)) == in_flight + lag
+
+
+@pytest.mark.parametrize("sync", ["overlap", "bsp"])
+def test_vertical_sync_holds_no_more_sets_than_its_bound(sync: str) -> None:
+    for replicas in product(range(1, 4), repeat=3):
+        depths = paper_depths(replicas)
+        for s, r in enumerate(replicas):
+            r_0, behind = replicas[0], depths[0] - 1 + lag_of(replicas[0], sync)
+            bound = min(behind + 1, -(-(r_0 * behind + r_0 - 1) // r) + 1) + 1 + (1 if r > 1 else 0)
+            assert sets_needed(stage_versions(Mode("vertical-sync", sync), replicas, depths, s)) <= bound
+
+
+def test_naive_pipelining_needs_one_set_2bw_two_and_a_flush_one() -> None:
+    replicas, depths = [1, 1, 1], [3, 2, 1]
+    for s in range(3):
+        assert sets_needed(stage_versions(Mode("none"), replicas, depths, s)) == 1
+        assert sets_needed(stage_versions(Mode("2bw", group=3), replicas, depths, s)) == 2
+        assert sets_needed(stage_versions(Mode(flush=8), replicas, depths, s)) == 1
+
+
+def test_the_default_group_is_a_multiple_of_all_replica_counts() -> None:
+    assert least_group([2, 3], [2, 1]) == 6
+    assert least_group([1, 1, 1, 1], [4, 3, 2, 1]) == 4
+
+
+def test_vertical_sync_by_hand() -> None:
+    """2-1, w_0 = 2, lag_0 = 1: minibatch b meets version max(0, floor(b / 2) - 2) at stage 0, twice that behind."""
+    stages = [stage_versions(Mode("vertical-sync"), [2, 1], [2, 1], s) for s in range(2)]
+    assert [stages[0].forward(b) for b in range(8)] == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert [stages[1].forward(b) for b in range(8)] == [0, 0, 0, 0, 0, 0, 2, 2]
+    assert [stages[1].backward(b) for b in range(8)] == [stages[1].forward(b) for b in range(8)]
 
 
 def test_what_may_arrive_before_a_replica_takes_it() -> None:
@@ -201,23 +242,23 @@ def heavy(trainable: int) -> LayerProfile:
 
 def test_one_worker_on_its_own_holds_everything_once() -> None:
     # 1000 of parameters, gradients and momentum each; one minibatch's stash; nothing arrives or leaves.
-    assert stage_memory_bytes([heavy(1000)], 77, 0, 1, 1, None, "bsp") == 1000 + 1000 + 1000 + 30
+    assert stage_memory_bytes([heavy(1000)], 77, 0, one_stage(1, 1, "bsp"), None) == 1000 + 1000 + 1000 + 30
 
 
 def test_a_worker_of_one_replicated_stage_adds_a_round_of_its_shard() -> None:
     # Of 4 replicas a shard holds the 3 others' gradients of a quarter, and a quarter of the optimizer state.
-    assert stage_memory_bytes([heavy(1000)], 0, 0, 4, 1, None, "bsp") == 1000 + 1000 + 750 + 250 + 30
+    assert stage_memory_bytes([heavy(1000)], 0, 0, one_stage(4, 1, "bsp"), None) == 1000 + 1000 + 750 + 250 + 30
 
 
 def test_a_worker_in_a_pipeline_holds_versions_stashes_and_buffers() -> None:
     # in_flight 2 and lag 1: 3 sets of the 400 that train beside 600 frozen; two rounds of half of the other's 400
     # gradients; Adam's two states for its half; 2 stashes; ceil(3 * 1 / 2) + 1 = 3 arrivals; 2 outputs.
     expected = 600 + 3 * 400 + 400 + 2 * 200 + 400 + 2 * 30 + 3 * 50 + 2 * 20
-    assert stage_memory_bytes([heavy(400)], 50, 20, 2, 2, (1, 3), "overlap", "adam") == expected
+    assert stage_memory_bytes([heavy(400)], 50, 20, one_stage(2, 2), (1, 3), "adam") == expected
 
 
 def test_earlier_stages_need_more_for_their_stashes() -> None:
-    needs = [stage_memory_bytes([heavy(1000)], 0, 0, 1, depth, None, "overlap") for depth in paper_depths([1, 1, 1])]
+    needs = [stage_memory_bytes([heavy(1000)], 0, 0, one_stage(1, depth), None) for depth in paper_depths([1, 1, 1])]
 
     assert needs == sorted(needs, reverse=True)
     assert len(set(needs)) == 3

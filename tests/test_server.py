@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from pd_format.versions import Mode, stage_versions
+from pd_train.asynchronous import AsynchronousServer
+from pd_train.clipping import Clipping
 from pd_train.options import OptimizerOptions
-from pd_train.server import Contribution, ShardedServer, mean_gradients
+from pd_train.server import SegmentSize, ShardedServer, mean_gradients
 from pd_train.weights import ParameterSets
 
 SGD = OptimizerOptions("sgd", lr=1.0, momentum=0.0)
@@ -14,30 +17,47 @@ SGD = OptimizerOptions("sgd", lr=1.0, momentum=0.0)
 class Group:
     """The replicas of a stage in one process; messages wait until `deliver`."""
 
-    def __init__(self, replicas: int, sizes: list[int], count: int = 1) -> None:
+    def __init__(self, replicas: int, sizes: list[int], mode: Mode | None = None, clip: float | None = None) -> None:
+        mode = mode or Mode(sync="bsp")
         self.parameters = [[nn.Parameter(torch.zeros(n)) for n in sizes] for _ in range(replicas)]
-        self.sets = [ParameterSets(own, count) for own in self.parameters]
-        self.messages: list[tuple[int, int, int, str, int, tuple]] = []
-        self.servers = [
-            ShardedServer(self.sets[k], [f"p{i}" for i in range(len(sizes))], k, replicas, SGD, self._sender(k))
-            for k in range(replicas)
+        self.sets = [ParameterSets(own, 2 if mode.sync == "asp" else 1) for own in self.parameters]
+        self.messages: list[tuple[int, int, int, str, int, object]] = []
+        versions = stage_versions(mode, [replicas], [1], 0)
+        names = [f"p{i}" for i in range(len(sizes))]
+        self.clippings = [
+            Clipping(clip, range(replicas), self._teller(k, replicas)) if clip else None for k in range(replicas)
         ]
-        for sets in self.sets:
-            sets.want_from(99)
+        self.servers: list = []
+        for k, sets in enumerate(self.sets):
+            sets.is_wanted = lambda version: False
+            if mode.sync == "asp":
+                self.servers.append(AsynchronousServer(sets, versions, names, k, SGD, self._sender(k)))
+            else:
+                self.servers.append(
+                    ShardedServer(sets, versions, sets.sets, names, k, SGD, self._sender(k), self.clippings[k])
+                )
 
     def _sender(self, replica: int):
-        def send(segment: int, target: int, kind: str, index: int, body: tuple) -> None:
+        def send(segment: int, target: int, kind: str, index: int, body: object) -> None:
             self.messages.append((replica, segment, target, kind, index, body))
 
         return send
 
-    def start(self, minibatches: int) -> None:
-        for server in self.servers:
-            server.start_segment(0, minibatches, 1.0)
+    def _teller(self, replica: int, replicas: int):
+        def tell(segment: int, update: int, squares: float) -> None:
+            self.messages += [(replica, segment, k, "norm", update, squares) for k in range(replicas)]
 
-    def backward(self, replica: int, round: int, samples: int, gradients: list[float | None]) -> None:
+        return tell
+
+    def start(self, minibatches: int, samples: int = 4, last_samples: int = 4, segment: int = 0) -> None:
+        for server in self.servers:
+            server.start_segment(segment, SegmentSize(minibatches, samples, last_samples), 1.0)
+
+    def backward(self, minibatch: int, gradients: list[float | None]) -> None:
+        replica = minibatch % len(self.servers)
         server, own = self.servers[replica], self.parameters[replica]
-        server.start_backward(round, samples)
+        server.before_forward()
+        server.start_backward(minibatch)
         losses = [p.sum() * g for p, g in zip(own, gradients, strict=True) if g is not None]
         if losses:
             torch.stack(losses).sum().backward()
@@ -46,15 +66,18 @@ class Group:
             p.grad = None
 
     def deliver(self) -> None:
+        self._advance()
         while self.messages:
             replica, segment, target, kind, index, body = self.messages.pop()
             if kind == "gradient":
-                bucket, samples, gradients = body
-                self.servers[target].take_gradients(segment, index, bucket, replica, Contribution(samples, gradients))
+                self.servers[target].take_gradients(segment, index, replica, body)
+            elif kind == "parameters":
+                self.servers[target].take_parameters(segment, index, body)
             else:
-                self.servers[target].take_parameters(segment, index, *body)
-            for server in self.servers:
-                server.advance()
+                self.clippings[target].take(segment, index, replica, body)
+            self._advance()
+
+    def _advance(self) -> None:
         for server in self.servers:
             server.advance()
 
@@ -66,16 +89,16 @@ def test_all_replicas_get_the_mean_whatever_the_order_of_arrival() -> None:
     group = Group(3, [100, 200, 5])
     group.start(3)
     for replica, value in [(2, 6.0), (0, 1.0), (1, 2.0)]:
-        group.backward(replica, 0, 4, [value, value, value])
+        group.backward(replica, [value, value, value])
     group.deliver()
     assert [group.values(k) for k in range(3)] == [[-3.0] * 3] * 3
 
 
 def test_a_short_minibatch_weighs_by_its_samples() -> None:
     group = Group(2, [100, 200])
-    group.start(2)
-    group.backward(0, 0, 3, [1.0, 1.0])
-    group.backward(1, 0, 1, [5.0, 5.0])
+    group.start(2, samples=3, last_samples=1)
+    group.backward(0, [1.0, 1.0])
+    group.backward(1, [5.0, 5.0])
     group.deliver()
     assert group.values(0) == group.values(1) == [-2.0, -2.0]
 
@@ -83,8 +106,8 @@ def test_a_short_minibatch_weighs_by_its_samples() -> None:
 def test_a_replica_without_a_gradient_counts_as_zero_and_none_at_all_leaves_the_parameter_alone() -> None:
     group = Group(2, [100, 200])
     group.start(2)
-    group.backward(0, 0, 4, [4.0, None])
-    group.backward(1, 0, 4, [None, None])
+    group.backward(0, [4.0, None])
+    group.backward(1, [None, None])
     group.deliver()
     assert group.values(0) == group.values(1) == [-2.0, 0.0]
     assert all(sets.complete == 1 for sets in group.sets)
@@ -93,8 +116,8 @@ def test_a_replica_without_a_gradient_counts_as_zero_and_none_at_all_leaves_the_
 def test_a_replica_without_a_minibatch_in_the_last_round_still_serves_its_shard() -> None:
     group = Group(3, [100, 200])
     group.start(2)
-    group.backward(0, 0, 4, [2.0, 2.0])
-    group.backward(1, 0, 4, [4.0, 4.0])
+    group.backward(0, [2.0, 2.0])
+    group.backward(1, [4.0, 4.0])
     group.deliver()
     assert [group.values(k) for k in range(3)] == [[-3.0, -3.0]] * 3
 
@@ -103,7 +126,7 @@ def test_a_bucket_leaves_within_the_backward_pass() -> None:
     group = Group(2, [64, 64])
     group.start(2)
     own = group.parameters[1]
-    group.servers[1].start_backward(0, 4)
+    group.servers[1].start_backward(1)
     own[1].sum().backward()
     assert [(kind, target) for _, _, target, kind, _, _ in group.messages] == [("gradient", 0)]
     group.servers[1].finish_backward([None, own[1].grad])
@@ -112,7 +135,7 @@ def test_a_bucket_leaves_within_the_backward_pass() -> None:
 def test_no_round_is_updated_before_all_its_gradients_are_there() -> None:
     group = Group(2, [64, 64])
     group.start(2)
-    group.backward(0, 0, 4, [1.0, 1.0])
+    group.backward(0, [1.0, 1.0])
     group.deliver()
     assert group.values(0) == [0.0, 0.0]
     assert group.sets[0].complete == 0
@@ -121,8 +144,8 @@ def test_no_round_is_updated_before_all_its_gradients_are_there() -> None:
 def test_what_arrives_for_the_next_segment_waits_for_it() -> None:
     group = Group(2, [64, 64])
     group.start(2)
-    group.servers[0].start_segment(1, 2, 1.0)
-    group.backward(0, 0, 4, [1.0, 1.0])
+    group.servers[0].start_segment(1, SegmentSize(2, 4, 4), 1.0)
+    group.backward(0, [1.0, 1.0])
     segments = {segment for _, segment, _, _, _, _ in group.messages}
     assert segments == {1}
     group.deliver()
@@ -130,19 +153,82 @@ def test_what_arrives_for_the_next_segment_waits_for_it() -> None:
 
 
 def test_mean_gradients_by_hand() -> None:
-    def one(samples: int, *values: float | None) -> Contribution:
-        return Contribution(samples, tuple(None if v is None else torch.tensor([v]) for v in values))
+    def one(*values: float | None) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if v is None else torch.tensor([v]) for v in values)
 
-    assert mean_gradients([one(2, 1.0, None), one(2, 2.0, None)]) == [torch.tensor([1.5]), None]
-    assert mean_gradients([one(3, 1.0, 4.0), one(1, 5.0, None)]) == [torch.tensor([2.0]), torch.tensor([3.0])]
-    assert mean_gradients([one(7, 1.0)]) == [torch.tensor([1.0])]
+    assert mean_gradients([one(1.0, None), one(2.0, None)], 2) == [torch.tensor([1.5]), None]
+    assert mean_gradients([one(3.0, 12.0), one(5.0, None)], 4) == [torch.tensor([2.0]), torch.tensor([3.0])]
+    assert mean_gradients([one(1.0)], 1) == [torch.tensor([1.0])]
+
+
+def test_a_group_adds_up_in_a_replica_and_leaves_with_its_last_minibatch() -> None:
+    group = Group(2, [64, 64], Mode("2bw", group=4))
+    group.start(6, samples=4, last_samples=2)
+    for b, value in enumerate([1.0, 2.0, 3.0]):
+        group.backward(b, [value, value])
+        assert len(group.messages) == (1 if b == 2 else 0)
+    group.backward(3, [6.0, 6.0])
+    group.deliver()
+    assert group.values(0) == group.values(1) == [-3.0, -3.0]
+    # The last group is of two minibatches of 4 and 2 samples: (4 * 3 + 2 * 6) / 6 = 4.
+    group.backward(4, [3.0, 3.0])
+    group.backward(5, [6.0, 6.0])
+    group.deliver()
+    assert group.values(0) == group.values(1) == [-7.0, -7.0]
+    assert all(server.is_drained() for server in group.servers)
+
+
+def test_the_norm_is_that_of_all_shards_and_waits_for_them() -> None:
+    group = Group(2, [64, 64], clip=0.4)
+    group.start(2)
+    group.backward(0, [0.1, 0.1])
+    group.backward(1, [0.1, 0.1])
+    group.deliver()
+    # The norm of 128 elements of 0.1 is 1.131.
+    assert group.values(0) == pytest.approx([-0.1 * 0.4 / 1.131371] * 2, rel=1e-5)
+    assert group.values(1) == group.values(0)
+
+
+def test_without_agreement_every_gradient_is_applied_once_and_its_staleness_counted() -> None:
+    group = Group(2, [64, 64], Mode(sync="asp"))
+    group.start(4)
+    group.backward(0, [1.0, 1.0])
+    group.backward(1, [2.0, 2.0])
+    group.deliver()
+    group.backward(2, [4.0, 4.0])
+    group.backward(3, [8.0, 8.0])
+    assert not any(server.is_drained() for server in group.servers)
+    group.deliver()
+    assert all(server.is_drained() for server in group.servers)
+    assert group.values(0) == group.values(1) == [-15.0, -15.0]
+    for server in group.servers:
+        assert sorted(server.staleness) == [0, 0, 1, 1]
+
+
+def test_a_shards_version_only_grows() -> None:
+    group = Group(3, [64, 64, 64], Mode(sync="asp"))
+    group.start(9)
+    sent: list[tuple[int, int]] = []
+    for b in range(9):
+        group.backward(b, [1.0] * 3)
+        group._advance()
+        sent += [
+            (sender, index)
+            for sender, _, target, kind, index, _ in group.messages
+            if kind == "parameters" and target == (sender + 1) % 3
+        ]
+        group.deliver()
+    for shard in range(3):
+        versions = [version for sender, version in sent if sender == shard]
+        assert versions == sorted(set(versions))
 
 
 def test_a_sparse_gradient_is_refused_with_the_parameters_name() -> None:
     table = nn.Embedding(10, 64, sparse=True)
     sets = ParameterSets([table.weight], 1)
-    server = ShardedServer(sets, ["table.weight"], 0, 2, SGD, lambda *_: None)
-    server.start_segment(0, 2, 1.0)
-    server.start_backward(0, 1)
+    versions = stage_versions(Mode(), [2], [1], 0)
+    server = ShardedServer(sets, versions, sets.sets, ["table.weight"], 0, SGD, lambda *_: None)
+    server.start_segment(0, SegmentSize(2, 1, 1), 1.0)
+    server.start_backward(0)
     with pytest.raises(Exception, match=r"table\.weight has a sparse gradient"):
         table(torch.tensor([1])).sum().backward()
