@@ -20,6 +20,7 @@ from pd_format.jsonfile import write_record
 from pd_format.memory import stage_memory_bytes
 from pd_format.plan import Plan, read_plan
 from pd_format.profile import InputSpec, Profile
+from pd_format.versions import Mode, stage_versions
 from pd_plan.cli import main
 from pd_plan.cluster import Cluster
 from pd_plan.cost import Partition
@@ -129,18 +130,19 @@ def test_the_predictions_are_those_of_the_design() -> None:
     assert first.predicted.compute_ms == 90.0
     assert first.predicted.sync_ms == pytest.approx(4 * 2 / 3 * 30_000 / 125_000)
     assert (last.predicted.compute_ms, last.predicted.sync_ms) == (30.0, 0.0)
-    assert first.predicted.memory_bytes == stage_memory_bytes(
-        profile.layers[:3], 4 * 8 * 4, 125_000, 3, 2, None, "overlap"
-    )
-    assert last.predicted.memory_bytes == stage_memory_bytes(profile.layers[3:], 125_000, 0, 1, 1, (3, 2), "overlap")
+    versions = [stage_versions(Mode(), [3, 1], [2, 1], s) for s in range(2)]
+    assert first.predicted.memory_bytes == stage_memory_bytes(profile.layers[:3], 128, 125_000, versions[0], None)
+    assert last.predicted.memory_bytes == stage_memory_bytes(profile.layers[3:], 125_000, 0, versions[1], (3, 2))
+    assert first.predicted.trainable_bytes == sum(layer.trainable_bytes for layer in profile.layers[:3])
 
 
 def test_one_stage_synchronises_in_step() -> None:
     profile = profile_of(HYBRID)
 
     (stage,) = make_plan(profile, 4, 1e9, "data-parallel").stages
+    versions = stage_versions(Mode(sync="bsp"), [4], [1], 0)
 
-    assert stage.predicted.memory_bytes == stage_memory_bytes(profile.layers, 128, 0, 4, 1, None, "bsp")
+    assert stage.predicted.memory_bytes == stage_memory_bytes(profile.layers, 128, 0, versions, None)
 
 
 @pytest.mark.parametrize(

@@ -212,11 +212,8 @@ def test_a_shards_version_only_grows() -> None:
     for b in range(9):
         group.backward(b, [1.0] * 3)
         group._advance()
-        sent += [
-            (sender, index)
-            for sender, _, target, kind, index, _ in group.messages
-            if kind == "parameters" and target == (sender + 1) % 3
-        ]
+        told = [(sender, to, version) for sender, _, to, kind, version, _ in group.messages if kind == "parameters"]
+        sent += [(sender, version) for sender, to, version in told if to == (sender + 1) % 3]
         group.deliver()
     for shard in range(3):
         versions = [version for sender, version in sent if sender == shard]
