@@ -46,7 +46,7 @@ def train(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """The state dict after training, and each epoch's mean loss over the samples."""
     model.train()
-    images, labels = data.tensors
+    *inputs, labels = data.tensors
     optimizers = []
     for s, stage in enumerate(stages):
         names = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in stage.modules]
@@ -78,8 +78,10 @@ def train(
                 for name, value in stage.versions[version].items():
                     leaves[name] = value.clone().requires_grad_(model.get_parameter(name).requires_grad)
                 buffers |= stage.buffers[b % stage.replicas]
-            loss = cross_entropy(functional_call(model, {**leaves, **buffers}, (images[indices],)), labels[indices])
-            loss.backward()
+            output = functional_call(model, {**leaves, **buffers}, tuple(each[indices] for each in inputs))
+            loss = cross_entropy(output["logits"] if isinstance(output, dict) else output, labels[indices])
+            if loss.requires_grad:
+                loss.backward()
             total += loss.item() * len(indices)
             for s, stage in enumerate(stages):
                 stage.gradients.append((len(indices), {name: leaves[name].grad for name in stage.versions[0]}))

@@ -211,9 +211,10 @@ class StageRunner:
             self._transport.send(rank, Message("backward", self._place.rank, segment.number, item.minibatch, body))
 
     def _report(self, segment: Segment, minibatch: int, score: Score) -> None:
-        if segment.training and not math.isfinite(score.loss):
+        if not math.isfinite(score.loss):
+            which = "" if segment.training else "validation "
             raise DivergedError(
-                f"the loss of minibatch {segment.first + minibatch} of epoch {segment.epoch} is {score.loss}; "
+                f"the loss of {which}minibatch {segment.first + minibatch} of epoch {segment.epoch} is {score.loss}; "
                 "training stopped. Try a smaller --lr."
             )
         self._transport.send(0, Message("score", self._place.rank, segment.number, minibatch, tuple(score)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pd_format.plan import Plan
 
-__all__ = ["OptimizerOptions", "RunOptions"]
+__all__ = ["OptimizerOptions", "RunOptions", "recorded"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,24 @@ class RunOptions:
     target_accuracy: float | None = None
     """Between 0 and 1."""
     seed: int = 0
-    device: str = "cpu"
-    """`cpu` or `cuda`."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`."""
     peer_timeout: float = 10.0
     """Seconds of silence after which a peer counts as dead."""
     stall_timeout: float = 1800.0
     """Seconds that a wait for a live peer may take."""
+
+
+def recorded(options: RunOptions) -> dict[str, object]:
+    """What the numbers of a run depend on besides its plan, as report.json keeps it."""
+    return {
+        "data": options.data,
+        "epochs": options.epochs,
+        "minibatches": options.minibatches,
+        "optimizer": asdict(options.optimizer),
+        "sync": options.sync,
+        "drop_last": options.drop_last,
+        "target_accuracy": options.target_accuracy,
+        "seed": options.seed,
+        "threads": options.threads,
+    }
