@@ -32,7 +32,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import reference  # noqa: E402
-
 from pd_format.schedule import paper_depths  # noqa: E402
 from pd_format.versions import least_group  # noqa: E402
 from pd_train.options import OptimizerOptions  # noqa: E402
@@ -148,9 +147,7 @@ def run(job: tuple[Cell, float, int]) -> dict[str, Any]:
         return any(not torch.isfinite(value).all() for value in state.values())
 
     options = OptimizerOptions("sgd", lr=rate, momentum=MOMENTUM)
-    reference.train(
-        model, stages, training, task.minibatch, task.epochs, options, seed, rules=rules, watch=watch
-    )
+    reference.train(model, stages, training, task.minibatch, task.epochs, options, seed, rules=rules, watch=watch)
     return {"cell": cell.name, "rate": rate, "seed": seed, "accuracies": accuracies}
 
 
@@ -164,9 +161,7 @@ def _stages(model: nn.Sequential, cell: Cell) -> tuple[list[reference.ReferenceS
     firsts = [0, *(starts[s * len(starts) // cell.depth] for s in range(1, cell.depth)), len(model)]
     replicas = [1] * cell.depth
     depths = paper_depths(replicas)
-    stages = [
-        reference.ReferenceStage(everything[firsts[s] : firsts[s + 1]], 1, depths[s]) for s in range(cell.depth)
-    ]
+    stages = [reference.ReferenceStage(everything[firsts[s] : firsts[s + 1]], 1, depths[s]) for s in range(cell.depth)]
     if cell.mode == "flush":
         return stages, reference.Rules(flush=cell.depth)
     group = least_group(replicas, depths) if cell.mode == "2bw" else None

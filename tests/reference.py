@@ -91,7 +91,7 @@ def train(
     """
     rules = rules or Rules()
     model.train()
-    images, labels = data.tensors
+    *inputs, labels = data.tensors
     optimizers = []
     seeds: list[int] = []
 
@@ -125,12 +125,14 @@ def train(
                     for name, value in stage.versions[stage.forward_version(b, stages[0], rules)].items():
                         leaves[name] = value.clone().requires_grad_(model.get_parameter(name).requires_grad)
                     buffers |= stage.buffers[b % stage.replicas]
-                loss = cross_entropy(functional_call(model, {**leaves, **buffers}, (images[indices],)), labels[indices])
+                output = functional_call(model, {**leaves, **buffers}, tuple(each[indices] for each in inputs))
+                loss = cross_entropy(output["logits"] if isinstance(output, dict) else output, labels[indices])
                 for stage in stages:
                     # Naive pipelining: the weights that the backward pass meets are not those of the forward pass.
                     for name, value in stage.versions[stage.backward_version(b, stages[0], rules)].items():
                         leaves[name].data.copy_(value)
-                loss.backward()
+                if loss.requires_grad:
+                    loss.backward()
                 total += loss.item() * len(indices)
                 updates = []
                 for s, stage in enumerate(stages):

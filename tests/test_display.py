@@ -50,7 +50,7 @@ def test_plain_lines_come_every_few_seconds_and_once_an_epoch() -> None:
     assert stream.getvalue().splitlines() == [
         "07:08:09  epoch 1/3  training 20/40  320 samples/s   loss 0.5000   0:10 left",
         "07:08:09  epoch 1/3  training 40/40  320 samples/s   loss 0.5000   0:08 left",
-        "07:08:09  epoch 1/3  loss 0.5000  validation loss 0.2500, accuracy 97.00 %  320 samples/s",
+        "07:08:09  epoch 1/3  loss 0.5000  validation 0.2500, accuracy 97.00 %  320 samples/s",
     ]
 
 
@@ -120,7 +120,7 @@ def test_the_live_view_fits_eighty_columns_and_gives_the_cursor_back(
         assert not re.search(r"\x1b\[[\d;]*3[0-9][\d;]*m", raw)
     text = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", raw).replace("\r", "\n")
     assert all(len(line) <= 80 for line in text.split("\n"))
-    assert "epoch 1/3  loss 0.5000  validation loss 0.2500, accuracy 97.00 %  320 samples/s\n" in text
+    assert "epoch 1/3  loss 0.5000  validation 0.2500, accuracy 97.00 %  320 samples/s\n" in text
     assert "a note [with brackets]\n" in text
     assert "epoch 999/1000  validation  " in text
     assert "99999/100000\n" in text

@@ -47,6 +47,19 @@ class Stops(nn.Module):
     def forward(self, x):
         return run(self.a(x), self.error)
 
+class Untrainable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 4)
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        k = h * 2
+        h += 1
+        return k
+
+def untrainable():
+    return Untrainable()
+
 @torch.fx.wrap
 def run(value, error):
     if value.device.type != "meta":
@@ -191,6 +204,7 @@ def test_a_wrong_command_line_exits_with_2(folder: Path, arguments: list[str], m
         (["net.py:cnn", "--input-shape", "3,8,8"], "--input-shape"),
         (["net.py:cnn", "--input-shape", "1,9,99"], "(3, 1, 9, 99)"),
         (["net.py:no_logits"], "The model returns a float32 tensor of shape (12,); classification needs"),
+        (["net.py:untrainable"], "A plain training step of the model (forward, cross-entropy, backward) fails: one of"),
         (["net.py:stops", "--model-arg", "error=memory"], "Try a smaller one, as in --minibatch-size 1."),
         (["net.py:cnn", "--data", "digits", "--output", "net.py/x.json"], "net.py/x.json: cannot be written"),
     ],
@@ -202,6 +216,11 @@ def test_what_fails_exits_with_1_and_one_message(folder: Path, arguments: list[s
     assert "Traceback" not in result.output
     assert result.stdout == ""
     assert not (folder / "profiles").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_measurement(folder: Path) -> None:
+    result = run("net.py:cnn", "--data", "digits", "--output", "net.py/x.json")
+    assert result.stderr.startswith("Error: net.py/x.json: cannot be written, since ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -321,6 +321,29 @@ def test_the_model_is_restored_after_a_failure_too() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class Counts(nn.Module):
+    """Replaces its buffer instead of changing it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return value + self.count
+
+
+def test_a_buffer_that_was_replaced_is_the_old_one_again() -> None:
+    model = Counts()
+    buffer = model.count
+    with untouched(model):
+        model(torch.ones(1))
+        assert model.count.item() == 1
+    assert model.count is buffer
+    assert buffer.item() == 0
+
+
 def test_overhead_is_measured_with_a_chain_of_trivial_layers() -> None:
     overhead = measure_overhead(HostClock(), 4)
     assert 0 <= overhead.forward_ms < 50

@@ -104,7 +104,9 @@ def test_a_plan_file_holds_exactly_the_fields_of_the_design(plan_path: Path) -> 
     assert list(plan["stages"][0]) == [
         "index", "first_layer", "last_layer", "layers", "replicas", "workers", "in_flight", "predicted",
     ]  # fmt: skip
-    assert list(plan["stages"][0]["predicted"]) == ["compute_ms", "sync_ms", "memory_bytes"]
+    assert list(plan["stages"][0]["predicted"]) == [
+        "compute_ms", "sync_ms", "memory_bytes", "trainable_bytes",
+    ]  # fmt: skip
     assert list(plan["predicted"]) == [
         "minibatch_ms", "single_machine_ms", "data_parallel_ms", "speedup", "speedup_over_data_parallel",
         "bytes_per_minibatch", "data_parallel_bytes_per_minibatch", "communication_reduction",

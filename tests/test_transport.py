@@ -120,8 +120,8 @@ def test_an_address_of_another_machine_is_explained() -> None:
 
 
 def test_ipv6_addresses_work() -> None:
-    a, b = Transport(0, RUN, "::1"), Transport(1, RUN, "::1")
-    a.connect({1: ("::1", b.port)})
+    a, b = Transport(0, RUN, "::1"), Transport(1, RUN, "[::1]")
+    a.connect({1: ("[::1]", b.port)})
     b.connect({})
     a.send(1, message(3))
     received = b.receive(timeout=10)

@@ -42,6 +42,7 @@ __all__ = [
     "Clock",
     "CudaClock",
     "HostClock",
+    "Loss",
     "Overhead",
     "StepTimes",
     "clock_for",
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 StampT = TypeVar("StampT")
+#: From the model's output to a number.
 Loss = Callable[[Any], Tensor]
 
 

@@ -7,12 +7,14 @@ import os
 import textwrap
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
@@ -20,7 +22,7 @@ from pd_format.layers.chain import Chain, build_chain
 from pd_format.layers.factory import build_model
 from pd_format.profile import Device, InputSpec, Profile
 from pd_profile.inputs import choose_inputs, random_inputs
-from pd_profile.measuring import Overhead, clock_for, measure, measure_overhead
+from pd_profile.measuring import Clock, Loss, Overhead, clock_for, measure, measure_overhead, plain_step, untouched
 from pd_profile.options import InputShape, ModelName, Scalar
 from pd_profile.progress import show_progress
 from pd_profile.record import build_record, describe_device
@@ -125,18 +127,40 @@ def _measured(
     clock = clock_for(device)
     # A GPU works through the host's orders later; what the host does between them costs it nothing as a rule.
     overhead = measure_overhead(clock, len(chain.layers)) if device.type == "cpu" else Overhead()
-    with show_progress(Console(stderr=True)) as report:
-        summary = measure(
-            model,
-            chain,
-            values,
-            lambda output: classification_loss(output, labels),
-            clock=clock,
-            minibatches=request.minibatches,
-            overhead=overhead,
-            report=report,
-        )
+    loss = partial(classification_loss, labels=labels)
+    try:
+        with show_progress(Console(stderr=True)) as report:
+            summary = measure(
+                model,
+                chain,
+                values,
+                loss,
+                clock=clock,
+                minibatches=request.minibatches,
+                overhead=overhead,
+                report=report,
+            )
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            _refuse_a_failing_model(model, values, loss, clock)
+        raise
     return summary, stash_bytes
+
+
+def _refuse_a_failing_model(model: nn.Module, values: list[Tensor], loss: Loss, clock: Clock[Any]) -> None:
+    """Tell a model that cannot be trained from a fault of this program: the former fails in plain torch too.
+
+    Raises:
+        UserError: it does.
+    """
+    try:
+        with untouched(model):
+            plain_step(model, values, loss, clock)
+    except RuntimeError as error:
+        raise UserError(
+            f"A plain training step of the model (forward, cross-entropy, backward) fails: {error}\n"
+            "Mend the model so that it trains in plain torch."
+        ) from error
 
 
 def _check_output(path: Path) -> None:

@@ -56,7 +56,7 @@ def stash_of(model: nn.Module, chain: Chain, inputs: Sequence[Tensor]) -> tuple[
         except Exception as error:
             if out_of_memory(error):
                 raise
-            raise UserError(_failure(chain, layer, inputs, error)) from None
+            raise UserError(_failure(chain, layer, inputs, error)) from error
 
 
 def out_of_memory(error: BaseException) -> bool:

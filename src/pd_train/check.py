@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ __all__ = [
     "available_memory_bytes",
     "check_clipping",
     "check_memory",
+    "check_precision",
     "check_schedule",
     "sets_of",
     "settle_mode",
@@ -39,6 +40,19 @@ def check_schedule(plan: Plan, mode: Mode) -> None:
     reason = find_deadlock(replicas, [stage.in_flight for stage in plan.stages], lags)
     if reason is not None:
         raise UserError(f"the plan would never finish: {reason}. Make the plan anew with pd-plan.")
+
+
+def check_precision(plan: Plan) -> None:
+    """Refuse a precision that the runtime does not know, rather than train in another one.
+
+    Raises:
+        UserError: naming the field.
+    """
+    if plan.precision != "fp32":
+        raise UserError(
+            f"precision: found {plan.precision!r}; pd-train computes in the types that the model itself has, which is "
+            "'fp32'. Profile and plan the model anew without another precision."
+        )
 
 
 def settle_mode(plan: Plan, mode: Mode) -> Mode:
@@ -131,15 +145,48 @@ def sets_of(versions: StageVersions) -> int:
     return 2 if versions.mode.sync == "asp" else sets_needed(versions)
 
 
-def available_memory_bytes() -> int | None:
-    """Memory that programs can still take on this host, or None where the system does not tell."""
+def available_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that programs can still take on this host, or None where the system does not tell.
+
+    A container or a job of a scheduler may be allowed less than the host has.
+
+    Args:
+        root: of the file system that the system tells it by.
+    """
+    figures = [_host_memory_bytes(root), *_cgroup_memory_bytes(root)]
+    return min((figure for figure in figures if figure is not None), default=None)
+
+
+def _host_memory_bytes(root: Path) -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
+
+
+def _cgroup_memory_bytes(root: Path) -> Iterator[int]:
+    """What each control group (version 2) that this process is in leaves to it."""
+    top = root / "sys/fs/cgroup"
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    own = next((top / line[3:].lstrip("/") for line in groups if line.startswith("0::")), top)
+    for group in (own, *own.parents):
+        if group != top and top not in group.parents:
+            return
+        try:
+            most = (group / "memory.max").read_text(encoding="ascii").strip()
+            used = int((group / "memory.current").read_text(encoding="ascii"))
+            stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        except (OSError, ValueError):
+            continue
+        if most.isdigit():
+            # Files in the cache give way to programs.
+            yield max(0, int(most) - used + int(stat.get("inactive_file", 0)))
 
 
 def stage_ranges(plan: Plan, chain: Chain) -> list[tuple[int, int]]:

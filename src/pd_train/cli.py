@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -16,7 +17,14 @@ from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.plan import Plan, read_plan
 from pd_format.versions import Mode
-from pd_train.check import available_memory_bytes, check_clipping, check_memory, check_schedule, settle_mode
+from pd_train.check import (
+    available_memory_bytes,
+    check_clipping,
+    check_memory,
+    check_precision,
+    check_schedule,
+    settle_mode,
+)
 from pd_train.options import OptimizerOptions, RunOptions
 
 __all__ = ["main"]
@@ -115,7 +123,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     show_default=True,
     help="Seconds that a worker may wait for another one that is alive.",
 )
-@click.version_option(version("pipedream"), prog_name="pd-train")
+@click.version_option(package_name="pipedream", prog_name="pd-train")
 def main(
     plan_path: Path,
     data: str | None,
@@ -146,8 +154,11 @@ def main(
     Writes metrics.jsonl, model.pt (an ordinary state dict), report.json and a log a worker.
     """
     with _failures_as_messages():
+        if not plan_path.exists():
+            raise UserError(f"--plan {plan_path}: there is no such file; make one with pd-plan, or name another.")
         plan = read_plan(plan_path)
         sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
+        check_precision(plan)
         mode = settle_mode(plan, Mode(weights, sync, flush, group))
         check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
         check_schedule(plan, mode)
@@ -170,7 +181,7 @@ def main(
             clip_stage_norm=clip_stage_grad_norm,
             clip_norm=clip_grad_norm,
             drop_last=drop_last,
-            threads=threads or max(1, len(os.sched_getaffinity(0)) // plan.workers),
+            threads=threads or max(1, _cores() // plan.workers),
             target_accuracy=target_accuracy,
             seed=seed,
             device=device,
@@ -181,7 +192,7 @@ def main(
 
 def _train(options: RunOptions) -> None:
     from pd_train.display import open_display, print_run_table
-    from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded
+    from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded, RunStarted
     from pd_train.launch import launch
 
     ended: list[RunEnded] = []
@@ -196,10 +207,16 @@ def _train(options: RunOptions) -> None:
         display.handle(event)
 
     try:
+        show(RunStarted(options.plan.config, options.plan.workers, options.threads, str(options.run_dir)))
         launch(options, show)
     finally:
         display.close()
     print_run_table(options.plan, ended[0], metrics, options.run_dir, options.target_accuracy)
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _new_run_dir(wanted: Path | None, plan: Plan) -> Path:
@@ -211,8 +228,13 @@ def _new_run_dir(wanted: Path | None, plan: Plan) -> Path:
     path = wanted or Path("runs") / f"{plan.model.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
+        found = {each.name for each in path.iterdir()}
+        # A run that failed before its first epoch ended left nothing to lose: the same command works again.
+        logs = {name for name in found if name.startswith("worker-") and name.endswith(".log")}
+        if found - logs - {"plan.json"}:
             raise UserError(f"--run-dir {path}: is not empty; name a new folder, so that no earlier run is lost.")
+        for name in logs:
+            (path / name).unlink()
     except OSError as error:
         raise UserError(f"--run-dir {path}: cannot be made ({error.strerror}); name another place.") from None
     write_record(path / "plan.json", plan)
@@ -228,5 +250,11 @@ def _failures_as_messages() -> Iterator[None]:
     except UserError as error:
         raise click.ClickException(str(error)) from None
     except Stopped as error:
-        click.echo(f"Stopped ({error}); the files written so far are whole.", err=True)
-        sys.exit(128 + error.signum)
+        _say_stopped(str(error), error.signum)
+    except KeyboardInterrupt:  # Before the workers started, or after they ended.
+        _say_stopped("Stopped by SIGINT", signal.SIGINT)
+
+
+def _say_stopped(text: str, signum: int) -> NoReturn:
+    click.echo(f"{text}; the files written so far are whole.", err=True)
+    sys.exit(128 + signum)

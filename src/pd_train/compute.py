@@ -181,9 +181,10 @@ class StageRunner:
         return values, targets, tag
 
     def _report(self, segment: Segment, minibatch: int, score: Score) -> None:
-        if segment.training and not math.isfinite(score.loss):
+        if not math.isfinite(score.loss):
+            which = "" if segment.training else "validation "
             raise DivergedError(
-                f"the loss of minibatch {segment.first + minibatch} of epoch {segment.epoch} is {score.loss}; "
+                f"the loss of {which}minibatch {segment.first + minibatch} of epoch {segment.epoch} is {score.loss}; "
                 "training stopped. Try a smaller --lr."
             )
         self._links.to_rank(0, "score", segment.number, minibatch, tuple(score))

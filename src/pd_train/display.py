@@ -1,6 +1,6 @@
 """Shows a run to the person who watches it: a live view on a terminal, plain lines anywhere else (design, section 7).
 
-epoch 1/10  loss 0.8124  validation loss 0.3012, accuracy 91.27 %   2140 samples/s
+epoch 1/10  loss 0.8124  validation 0.3012, accuracy 91.27 %  2140 samples/s
 epoch 2/10  training    ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸                   23/45
             2140 samples/s   loss 0.3127   0:14 left
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from pd_format.plan import Plan
-from pd_train.events import EpochEnded, EpochMetrics, Event, Note, Progress, RunEnded
+from pd_train.events import EpochEnded, EpochMetrics, Event, Note, Progress, RunEnded, RunStarted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -105,6 +105,8 @@ class _PlainDisplay:
             self._print(_epoch_line(event))
         elif isinstance(event, Note):
             self._print(event.text)
+        elif isinstance(event, RunStarted):
+            self._print(_start_line(event))
 
     def close(self) -> None:
         self._stream.flush()
@@ -122,16 +124,19 @@ class _LiveDisplay:
 
         self._time_left = _TimeLeft()
         self._console = _console(stream, terminal=True)
-        self._live = Live(console=self._console, refresh_per_second=8, transient=True, redirect_stdout=False)
+        # Events come some ten times a second, so no thread is needed to draw.
+        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False)
         self._live.start()
 
     def handle(self, event: Event) -> None:
         if isinstance(event, Progress):
-            self._live.update(_bar(event, self._time_left.update(event)))
+            self._live.update(_bar(event, self._time_left.update(event)), refresh=True)
         elif isinstance(event, EpochEnded):
             self._console.print(_epoch_line(event), markup=False, highlight=False)
         elif isinstance(event, Note):
             self._console.print(event.text, markup=False, highlight=False, style="yellow")
+        elif isinstance(event, RunStarted):
+            self._console.print(_start_line(event), markup=False, highlight=False)
         else:
             self.close()
 
@@ -163,13 +168,16 @@ def _figures(event: Progress, left: float | None) -> str:
     return f"{_rate(rate)}   loss {_loss(event.loss)}   {_duration(left)} left"
 
 
+def _start_line(event: RunStarted) -> str:
+    workers = f"{_count(event.workers, 'worker')} of {_count(event.threads, 'thread')} each"
+    return f"plan {event.config}: starting {workers}; the run's files go to {event.run_dir}"
+
+
 def _epoch_line(event: EpochEnded) -> str:
     metrics = event.metrics
     parts = [f"epoch {metrics.epoch + 1}/{event.epochs}", f"loss {_loss(metrics.train_loss)}"]
     if metrics.validation_loss is not None or metrics.validation_accuracy is not None:
-        parts.append(
-            f"validation loss {_loss(metrics.validation_loss)}, accuracy {_percent(metrics.validation_accuracy)}"
-        )
+        parts.append(f"validation {_loss(metrics.validation_loss)}, accuracy {_percent(metrics.validation_accuracy)}")
     parts.append(_rate(metrics.samples_per_second if metrics.samples_per_second > 0 else None))
     return "  ".join(parts)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["EpochEnded", "EpochMetrics", "Event", "Note", "Progress", "RunEnded"]
+__all__ = ["EpochEnded", "EpochMetrics", "Event", "Note", "Progress", "RunEnded", "RunStarted"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,18 @@ class EpochMetrics:
     validation_loss: float | None
     validation_accuracy: float | None
     """Between 0 and 1."""
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The plan is checked and the workers are about to start, which takes some seconds."""
+
+    config: str
+    """Of the plan."""
+    workers: int
+    threads: int
+    """Of each worker."""
+    run_dir: str
 
 
 @dataclass(frozen=True)
@@ -80,4 +92,4 @@ class Note:
     text: str
 
 
-Event = Progress | EpochEnded | RunEnded | Note
+Event = RunStarted | Progress | EpochEnded | RunEnded | Note

@@ -86,7 +86,7 @@ class Inbox:
         if ready():
             return
         start = time.monotonic()
-        next_notice = start + _FIRST_NOTICE_S
+        next_notice = start + min(_FIRST_NOTICE_S, self._stall_timeout)
         while not ready():
             item = self._transport.receive(timeout=max(0.01, next_notice - time.monotonic()))
             if item is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import secrets
 import signal
@@ -39,7 +41,7 @@ class Stopped(Exception):
     """The person, or the system, asked the run to stop; `signum` says how."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        super().__init__(f"Stopped by {signal.Signals(signum).name}")
         self.signum = signum
 
 
@@ -91,6 +93,14 @@ def _process_context() -> Any:
         os.environ.setdefault(name, value)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "pd_train.preload"])
+    # Ctrl-C reaches every process of the terminal: it must not break these two off with a traceback while they start.
+    # A blocked signal stays blocked in a child, and waits for the parent; the tracker unblocks it, so it goes first.
+    multiprocessing.resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return context
 
 
@@ -160,6 +170,8 @@ def _death_of(worker: _Worker) -> Failed:
     worker.process.join(_STOP_GRACE_S)
     code = worker.process.exitcode
     how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
+    if code == -signal.SIGKILL:
+        how += ", by a person or by the system for lack of memory"
     return Failed(f"the process (pid {worker.process.pid}) {how}", see_log=True)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pd_format.jsonfile import write_text
@@ -16,7 +17,7 @@ from pd_train.data import MinibatchLoader
 from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded
 from pd_train.inbox import Inbox
 from pd_train.optimizers import learning_rate
-from pd_train.options import RunOptions
+from pd_train.options import RunOptions, recorded
 from pd_train.scores import Result, ScoreBoard
 from pd_train.transport import Transport
 from pd_train.wire import Message
@@ -42,6 +43,7 @@ class Lead:
         runner: this worker's own stage.
         transport, inbox: the way to the other workers.
         loaders: training and validation minibatches, which say how many there are.
+        device: that this worker computes on, for the report.
         tell: takes events for the display.
     """
 
@@ -52,6 +54,7 @@ class Lead:
         transport: Transport,
         inbox: Inbox,
         loaders: tuple[MinibatchLoader, MinibatchLoader],
+        device: torch.device,
         tell: Callable[[Event], None],
     ) -> None:
         self._options = options
@@ -59,8 +62,11 @@ class Lead:
         self._transport = transport
         self._inbox = inbox
         self._training, self._validation = loaders
+        self._device = device
         self._tell = tell
-        self._scores = ScoreBoard(inbox, options.epochs, tell)
+        cap, whole = options.minibatches, self._training.minibatches
+        self._expected_epochs = options.epochs if cap is None else min(options.epochs, -(-cap // whole))
+        self._scores = ScoreBoard(inbox, self._expected_epochs, tell)
         self._segments = 0
         self._epochs: list[EpochMetrics] = []
 
@@ -85,7 +91,7 @@ class Lead:
             self._epochs.append(metrics)
             lines = (json.dumps(asdict(one)) + "\n" for one in self._epochs)
             write_text(self._options.run_dir / "metrics.jsonl", "".join(lines))
-            self._tell(EpochEnded(metrics, self._options.epochs))
+            self._tell(EpochEnded(metrics, self._expected_epochs))
             left = None if left is None else left - minibatches
             if reached is False and (metrics.validation_accuracy or 0.0) >= (self._options.target_accuracy or 0.0):
                 reached = True
@@ -166,7 +172,13 @@ class Lead:
             mean_staleness=sum(staleness) / len(staleness) if staleness else None,
             most_staleness=max(staleness, default=None),
         )
-        report = {"config": self._options.plan.config, **asdict(ended)}
+        report = {
+            "config": self._options.plan.config,
+            **asdict(ended),
+            "options": recorded(self._options),
+            "device": self._device.type,
+            "torch": torch.__version__,
+        }
         write_text(self._options.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
         self._tell(ended)
         self._say_goodbye()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pd_format.plan import Plan
 from pd_format.versions import Mode, StageVersions, stage_versions
 
-__all__ = ["OptimizerOptions", "RunOptions"]
+__all__ = ["OptimizerOptions", "RunOptions", "recorded"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class RunOptions:
     target_accuracy: float | None = None
     """Between 0 and 1."""
     seed: int = 0
-    device: str = "cpu"
-    """`cpu` or `cuda`."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`."""
     peer_timeout: float = 10.0
     """Seconds of silence after which a peer counts as dead."""
     stall_timeout: float = 1800.0
@@ -61,3 +61,20 @@ class RunOptions:
         """Which weight versions the passes of a stage use."""
         stages = self.plan.stages
         return stage_versions(self.mode, [one.replicas for one in stages], [one.in_flight for one in stages], stage)
+
+
+def recorded(options: RunOptions) -> dict[str, object]:
+    """What the numbers of a run depend on besides its plan, as report.json keeps it."""
+    return {
+        "data": options.data,
+        "epochs": options.epochs,
+        "minibatches": options.minibatches,
+        "optimizer": asdict(options.optimizer),
+        "mode": asdict(options.mode),
+        "clip_stage_norm": options.clip_stage_norm,
+        "clip_norm": options.clip_norm,
+        "drop_last": options.drop_last,
+        "target_accuracy": options.target_accuracy,
+        "seed": options.seed,
+        "threads": options.threads,
+    }

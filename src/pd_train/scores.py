@@ -34,7 +34,7 @@ class ScoreBoard:
 
     Args:
         inbox: where scores arrive.
-        epochs: of the run, for the display.
+        epochs: that the run will have, for the display.
         tell: takes events for the display.
     """
 

@@ -207,7 +207,7 @@ class Transport:
 
 
 def _endpoint(address: str, port: int) -> str:
-    host = f"[{address}]" if ":" in address else address
+    host = f"[{address}]" if ":" in address and not address.startswith("[") else address
     return f"tcp://{host}:{port if port else '*'}"
 
 

@@ -54,8 +54,12 @@ def work(setup: WorkerSetup, connection: Connection) -> None:
         log.error("%s", error)
         launcher.tell(Failed(str(error)))
     except PeerLostError as error:
-        log.error("%s", error)
-        launcher.tell(Failed(str(error), consequence=True))
+        text = (
+            f"{error} ({place_of(setup.options.plan, error.rank)}): it has ended, or was silent for "
+            f"{setup.options.peer_timeout:g} s"
+        )
+        log.error("%s", text)
+        launcher.tell(Failed(text, consequence=True))
     except BaseException as error:
         log.exception("%s failed", place)
         launcher.tell(Failed(f"{type(error).__name__}: {error}", see_log=True))
@@ -94,10 +98,7 @@ class _Launcher:
 def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
     options = setup.options
     torch.set_num_threads(options.threads)
-    device = torch.device("cpu")
-    if options.device == "cuda":
-        device = torch.device("cuda", setup.local_index % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+    device = _choose_device(options.device, setup.local_index)
     built = build_stage(options.plan, place.stage.index, options.seed, device)
     loaders = _open_data(options, built) if place.before is None else None
     transport = Transport(setup.rank, setup.run, setup.address, setup.port, options.peer_timeout)
@@ -112,7 +113,7 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
             return built.state(sets.newest()) if place.replica == 0 else {}
 
         if loaders is not None and setup.rank == 0:
-            lead = Lead(options, runner, transport, inbox, loaders, launcher.tell_event)
+            lead = Lead(options, runner, transport, inbox, loaders, device, launcher.tell_event)
             lead.run(lambda: {**built.unused, **part()}, built.state_names, statistics)
         else:
             follow(inbox, runner)
@@ -122,6 +123,21 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
         linger = _GOODBYE_LINGER_S
     finally:
         transport.close(linger)
+
+
+def _choose_device(wanted: str, local_index: int) -> torch.device:
+    """GPU i for worker i of this host, from the first one on again where there are fewer.
+
+    Raises:
+        UserError: a GPU was asked for and there is none.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu, or install torch for it.")
+    device = torch.device("cuda", local_index % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _assemble(
@@ -189,18 +205,23 @@ def _clipping(options: RunOptions, links: Links) -> Clipping | None:
 
 def _open_data(options: RunOptions, built: BuiltStage) -> tuple[MinibatchLoader, MinibatchLoader]:
     plan = options.plan
-    training, validation = load_datasets(options.data, plan.inputs, built.classes, plan.minibatch_size)
-    return (
-        MinibatchLoader(
-            training,
-            plan.inputs,
-            plan.minibatch_size,
-            seed=options.seed,
-            shuffle=True,
-            drop_last=options.drop_last,
-        ),
-        MinibatchLoader(validation, plan.inputs, plan.minibatch_size, seed=options.seed, shuffle=False),
-    )
+    datasets = load_datasets(options.data, plan.inputs, built.classes, plan.minibatch_size)
+    loaders = []
+    for training, dataset in zip((True, False), datasets, strict=True):
+        try:
+            loader = MinibatchLoader(
+                dataset,
+                plan.inputs,
+                plan.minibatch_size,
+                seed=options.seed,
+                shuffle=training,
+                drop_last=options.drop_last and training,
+            )
+        except UserError as error:
+            part = "train" if training else "validation"
+            raise UserError(f"--data {options.data}, {part}: {error}") from None
+        loaders.append(loader)
+    return loaders[0], loaders[1]
 
 
 def _log_to_file(setup: WorkerSetup, place: Place) -> None:
