@@ -57,6 +57,7 @@ def run_pipeline(run_dir: Path, model: str, config: str, options: OptimizerOptio
             optimizer=options,
             seed=SEED,
             device="cpu",
+            stall_timeout=60.0,
             mode=settle_mode(plan, Mode(rules.weights, rules.sync, rules.flush, rules.group)),
             clip_stage_norm=rules.clip_stage_norm,
             clip_norm=rules.clip_norm,
@@ -65,7 +66,10 @@ def run_pipeline(run_dir: Path, model: str, config: str, options: OptimizerOptio
         lambda event: None,
     )
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {"state": torch.load(run_dir / "model.pt"), "losses": [epoch["train_loss"] for epoch in metrics]}
+    return {
+        "state": torch.load(run_dir / "model.pt", weights_only=True),
+        "losses": [epoch["train_loss"] for epoch in metrics],
+    }
 
 
 def default_rules(config: str) -> reference.Rules:

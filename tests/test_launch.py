@@ -29,7 +29,7 @@ def a_plan(config: str = "1-1", model: str = "skip", data: str = "synthetic:400"
 
 def options_of(plan: Plan, run_dir: Path, **changes: object) -> RunOptions:
     run_dir.mkdir(exist_ok=True)
-    settings = {"epochs": 2, "device": "cpu", **changes}
+    settings = {"epochs": 2, "device": "cpu", "stall_timeout": 60.0, **changes}
     return RunOptions(plan=plan, run_dir=run_dir, data=plan.data, **settings)
 
 

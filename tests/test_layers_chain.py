@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import kit
 from pd_format.errors import UserError
-from pd_format.layers.chain import Chain, build_chain, compare_fingerprints
+from pd_format.layers.chain import Chain, build_chain
+from pd_format.layers.fingerprint import compare_fingerprints
 
 X = torch.randn(5, 16)
 

@@ -95,7 +95,9 @@ def test_asp_applies_every_gradient_and_reports_the_staleness_that_it_met(tmp_pa
     mode = settle_mode(plan, Mode(sync="asp"))
     options = OptimizerOptions("sgd", lr=0.02, momentum=0.0)
     launch(
-        RunOptions(plan, tmp_path / "run", plan.data, epochs=6, optimizer=options, mode=mode, device="cpu"),
+        RunOptions(
+            plan, tmp_path / "run", plan.data, epochs=6, optimizer=options, mode=mode, device="cpu", stall_timeout=60.0
+        ),
         lambda event: None,
     )
     report = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -103,7 +105,9 @@ def test_asp_applies_every_gradient_and_reports_the_staleness_that_it_met(tmp_pa
     assert 0 <= report["mean_staleness"] <= report["most_staleness"] < 6 * 7
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
-    assert all(torch.isfinite(value).all() for value in torch.load(tmp_path / "run" / "model.pt").values())
+    assert all(
+        torch.isfinite(value).all() for value in torch.load(tmp_path / "run" / "model.pt", weights_only=True).values()
+    )
 
 
 def test_asp_with_one_worker_is_the_plain_loop(tmp_path: Path) -> None:
@@ -112,7 +116,10 @@ def test_asp_with_one_worker_is_the_plain_loop(tmp_path: Path) -> None:
         run_dir = tmp_path / str(number)
         run_dir.mkdir()
         plan = a_plan("1")
-        launch(RunOptions(plan, run_dir, plan.data, epochs=2, mode=mode, device="cpu"), lambda event: None)
-        states.append(torch.load(run_dir / "model.pt"))
+        launch(
+            RunOptions(plan, run_dir, plan.data, epochs=2, mode=mode, device="cpu", stall_timeout=60.0),
+            lambda event: None,
+        )
+        states.append(torch.load(run_dir / "model.pt", weights_only=True))
     for name, value in states[1].items():
         assert torch.equal(states[0][name], value), name

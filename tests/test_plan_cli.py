@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from original_profiles import original_profile
 from pd_format.errors import UserError
@@ -26,6 +28,7 @@ from pd_plan.cluster import Cluster
 from pd_plan.cost import Partition
 from pd_plan.explain import explain, kept_together, parts_of
 from pd_plan.planner import STRATEGIES, alternatives, make_plan, partition_of
+from pd_plan.report import print_report
 from plan_oracles import Layer, profile_of
 
 MB = 10**6
@@ -291,7 +294,7 @@ def test_more_stages_than_legal_cuts_are_refused_with_the_most_there_can_be(argu
     [
         (lambda text: text[: len(text) // 2], "is not whole JSON (line "),
         (lambda text: text.replace('"version": 1', '"version": 7'), "version is 7; this program reads version 1"),
-        (lambda text: text.replace('"forward_ms": 30.0', '"forward_ms": NaN', 1), "holds NaN; expected finite"),
+        (lambda text: text.replace('"forward_ms": 30.0', '"forward_ms": NaN', 1), "layers[0].forward_ms: found NaN"),
         (lambda text: text.replace("30.0", "-30.0", 1), "layers[0].forward_ms: found -30.0"),
         (lambda text: text.replace('"activation_bytes": 0', '"activation_bytes": 9007199254740993'), "layers: their "),
     ],
@@ -364,6 +367,20 @@ def test_idle_machines_are_explained_by_a_cut() -> None:
         "5 of 8 machines are used: the cut after layer0 is the bottleneck, no plan on more is faster, "
         "so the other 3 would idle."
     )
+
+
+@pytest.mark.parametrize(("stages", "left_out"), [(24, 0), (25, 0), (26, 2), (60, 36)])
+def test_a_long_plan_is_printed_in_part(stages: int, left_out: int) -> None:
+    profile = profile_of([Layer(1.0)] * stages)
+    console = Console(file=io.StringIO(), width=80)
+    print_report(console, profile, make_plan(profile, stages, 1e9, config=[1] * stages))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    shown = [int(line.split()[0]) for line in lines if re.match(r" +\d+ +1 +1 ", line)]
+    first = 20 if left_out else stages
+    assert shown == [*range(first), *range(first + left_out, stages)]
+    told = [line for line in lines if "left out here" in line]
+    assert told == [f"      ... {left_out} stages left out here; the plan file has all ..."] * bool(left_out)
 
 
 def test_idle_machines_are_explained_where_a_single_layer_is_the_bottleneck() -> None:

@@ -5,7 +5,6 @@ import pytest
 from pd_profile.options import (
     InputShape,
     ModelName,
-    parse_data,
     parse_input_shape,
     parse_model,
     parse_model_args,
@@ -100,16 +99,3 @@ def test_bad_input_shape_is_refused(text: str, part: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         parse_input_shape(text)
     assert str(caught.value).startswith(part)
-
-
-@pytest.mark.parametrize(
-    ("text", "pixels"), [("synthetic", None), ("digits", 8), ("digits:32", 32), ("sets/mine.py:load", None)]
-)
-def test_data_implies_the_size_of_an_image(text: str, pixels: int | None) -> None:
-    assert parse_data(text) == pixels
-
-
-@pytest.mark.parametrize("text", ["", "cifar", "digits:", "digits:0", "digits:big", "mine.py", "mine:load"])
-def test_unknown_data_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected synthetic, digits, digits:SIZE"):
-        parse_data(text)

@@ -161,16 +161,16 @@ def test_a_bad_field_is_refused_with_its_path(profile_path: Path, edit: Callable
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"forward_ms": 1,', '"forward_ms": NaN,', "holds NaN; expected finite numbers only."),
-        ('"forward_ms": 1,', '"forward_ms": Infinity,', "holds Infinity; expected finite numbers only."),
-        ('"forward_ms": 1,', '"forward_ms": -Infinity,', "holds -Infinity; expected finite numbers only."),
+        ('"forward_ms": 1,', '"forward_ms": NaN,', "layers[0].forward_ms: found NaN; expected a finite number."),
+        ('"forward_ms": 1,', '"forward_ms": Infinity,', "layers[0].forward_ms: found Infinity; "),
+        ('"forward_ms": 1,', '"forward_ms": -Infinity,', "layers[0].forward_ms: found -Infinity; "),
         ('"forward_ms": 1,', '"forward_ms": 1e999,', "layers[0].forward_ms: found inf; "),
         (
             '"minibatches": 3,',
             '"minibatches": 3, "minibatches": 4,',
-            "the key 'minibatches' stands twice in one object; keep one of them.",
+            "minibatches: stands twice in one object; keep one of them.",
         ),
-        ('"op": "Linear", "forward_ms": 2.0', '"op": "A", "op": "B", "forward_ms": 2.0', "the key 'op' stands twice"),
+        ('"op": "Linear", "forward_ms": 2.0', '"op": "A", "op": "B", "forward_ms": 2.0', "layers[1].op: stands twice"),
         ('"version": 1', '"version": 1,,', "is not whole JSON (line 3, column "),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_file_that_is_cut_off_is_refused(profile_path: Path, kept: int) -> Non
         (b"3", "holds a int; expected an object"),
         (b"\x80\x02}q\x00.", "is not text ("),
         (b"[" * 100_000, "is nested too deeply to be a pipedream-profile file."),
-        (b'{"a": 1' + b"0" * 5000 + b"}", "holds a whole number of 5001 digits; expected at most 20."),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "a: found a whole number of 5001 digits; expected at most 20."),
     ],
 )
 def test_other_content_is_refused(profile_path: Path, content: bytes, message: str) -> None:

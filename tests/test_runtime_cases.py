@@ -53,10 +53,10 @@ class Run:
         self.factory, self.config, self.cuts, self.data = factory, config, cuts, data
         self.kwargs = dict(kwargs or {})
         self.plan = plans.plan_of(factory, inputs, config, cuts, data=f"{MODELS}:{data}", kwargs=kwargs)
-        settings = {"epochs": 2, "optimizer": SGD, "seed": SEED, "device": "cpu", **changes}
+        settings = {"epochs": 2, "optimizer": SGD, "seed": SEED, "device": "cpu", "stall_timeout": 60.0, **changes}
         self.options = RunOptions(plan=self.plan, run_dir=run_dir, data=self.plan.data, **settings)
         launch(self.options, lambda event: None)
-        self.state: dict[str, Tensor] = torch.load(run_dir / "model.pt")
+        self.state: dict[str, Tensor] = torch.load(run_dir / "model.pt", weights_only=True)
         self.metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
     def model(self) -> nn.Module:

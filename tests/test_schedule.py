@@ -164,8 +164,8 @@ def test_longer_pipelines_deadlock_exactly_where_the_rule_says(stages: list[tupl
 
 def test_a_deadlock_is_told_with_its_stages_and_numbers() -> None:
     assert find_deadlock([1, 1], [2, 3], [0, 0]) == (
-        "in_flight 2 of stage 0 (1 replicas) and 3 of stage 1 (1) deadlock: stage 1 waits for more than 2 minibatches, "
-        "stage 0 sends 2 before it waits for an answer"
+        "in_flight 2 of stage 0 (1 replica) and in_flight 3 of stage 1 (1 replica) deadlock: stage 1 waits for more "
+        "than 2 minibatches, stage 0 sends 2 before it waits for an answer"
     )
     message = find_deadlock([2, 1], [2, 4], [0, 0])
     assert message is not None

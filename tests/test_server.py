@@ -8,7 +8,8 @@ from pd_format.versions import Mode, stage_versions
 from pd_train.asynchronous import AsynchronousServer
 from pd_train.clipping import Clipping
 from pd_train.options import OptimizerOptions
-from pd_train.server import SegmentSize, ShardedServer, mean_gradients
+from pd_train.server import SegmentSize
+from pd_train.sharded import ShardedServer, mean_gradients
 from pd_train.weights import ParameterSets
 
 SGD = OptimizerOptions("sgd", lr=1.0, momentum=0.0)
@@ -203,6 +204,21 @@ def test_without_agreement_every_gradient_is_applied_once_and_its_staleness_coun
     assert group.values(0) == group.values(1) == [-15.0, -15.0]
     for server in group.servers:
         assert sorted(server.staleness) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_a_gradient_that_comes_before_its_segment_starts_is_kept(sync: str) -> None:
+    """A fast replica's first gradients may arrive while a slow one has not been told of the segment yet."""
+    group = Group(2, [64, 64], Mode(sync=sync))
+    group.servers[0].start_segment(0, SegmentSize(2, 4, 4), 1.0)
+    group.backward(0, [2.0, 2.0])
+    group.deliver()
+    group.servers[1].start_segment(0, SegmentSize(2, 4, 4), 1.0)
+    group.backward(1, [2.0, 2.0])
+    group.deliver()
+    assert all(server.is_drained() for server in group.servers)
+    expected = -2.0 if sync == "bsp" else -4.0
+    assert group.values(0) == group.values(1) == [expected, expected]
 
 
 def test_a_shards_version_only_grows() -> None:

@@ -26,8 +26,10 @@ from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.layers.chain import build_chain
 from pd_format.profile import InputSpec
-from pd_train.check import available_memory_bytes, stage_ranges
+from pd_train.check import stage_ranges
 from pd_train.cli import main
+from pd_train.host import available_memory_bytes
+from pd_train.options import RunOptions
 
 MODELS = str(plans.HERE / "runtime_models.py")
 INPUTS = (InputSpec(name="x", shape=(4, 16), dtype="float32"),)
@@ -85,6 +87,7 @@ def test_help_needs_no_torch() -> None:
         (["--optimizer", "lbfgs"], "'--optimizer': 'lbfgs' is not one of"),
         (["--lr-scaling", "double"], "'--lr-scaling'"),
         (["--sync", "asp2"], "'--sync'"),
+        (["--peer-timeout", "0"], "'--peer-timeout': 0.* is not in the range"),
         (["plan.json"], "unexpected extra argument"),
         (["--plam", "plan.json"], "No such option"),
     ],
@@ -107,7 +110,7 @@ def _hosts(*hosts: tuple[str, int]) -> Callable[[dict[str, Any]], object]:
     [
         pytest.param(lambda p: p.update(version=9), r"plan\.json: version is 9", id="another version"),
         pytest.param(lambda p: p.update(format="other"), r"plan\.json: .*format", id="another format"),
-        pytest.param(lambda p: p.update(noam=float("nan")), r"plan\.json: holds NaN", id="NaN"),
+        pytest.param(lambda p: p.update(noam=float("nan")), r"plan\.json: noam: found NaN", id="NaN"),
         pytest.param(lambda p: p.update(colour="red"), "colour: is unknown", id="unknown field"),
         pytest.param(lambda p: p.pop("stages"), "stages: is missing", id="missing field"),
         pytest.param(lambda p: p["stages"][1].update(layers=0), r"stages\[1\]\.layers: found 0", id="empty stage"),
@@ -141,10 +144,19 @@ def test_a_plan_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_how_long_a_peer_may_be_silent_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[RunOptions] = []
+    monkeypatch.setattr("pd_train.cli._train", runs.append)
+    path = write_plan(tmp_path)
+    assert pd_train("--plan", path, "--run-dir", tmp_path / "a", "--peer-timeout", "2.5").exit_code == 0
+    assert pd_train("--plan", path, "--run-dir", tmp_path / "b").exit_code == 0
+    assert [run.peer_timeout for run in runs] == [2.5, 10.0]
+
+
 def test_a_plan_that_needs_more_memory_than_is_free_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pd_train.cli.available_memory_bytes", lambda: 1_999_999)
     result = pd_train("--plan", write_plan(tmp_path), "--run-dir", tmp_path / "run")
-    assert_refused(result, "2 workers on this host need .* GB of memory and .* GB are free")
+    assert_refused(result, "2 workers on this host need .* of memory and .* are free")
     assert not (tmp_path / "run").exists()
 
 
@@ -238,7 +250,7 @@ def test_stages_that_do_not_cover_the_model_once_are_refused(stages: list[tuple[
     [
         ("gone.py:samples", r"there is no file gone\.py"),
         (f"{MODELS}:number_40", "holds no callable of that name. Did you mean numbers_40"),
-        ("imagenet", "Data set 'imagenet' is unknown; expected 'digits'"),
+        ("imagenet", "Data set 'imagenet' is unknown; expected digits"),
         ("digits", r"The model takes samples of 16; --data digits has 1x8x8"),
     ],
 )
@@ -372,7 +384,7 @@ def test_a_target_accuracy_stops_the_run_and_says_when(target: str, text: str, t
 
 # How a run is stopped
 
-_STARTING, _LOADING, _TRAINING = "starting", "loading torch", "epoch 1/"
+_STARTING, _LOADING, _TRAINING = "starting", "loading torch", "epoch 2/"
 
 
 class Program:

@@ -119,6 +119,16 @@ def test_an_address_of_another_machine_is_explained() -> None:
         Transport(0, RUN, "192.0.2.1")
 
 
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 def test_ipv6_addresses_work() -> None:
     a, b = Transport(0, RUN, "::1"), Transport(1, RUN, "[::1]")
     a.connect({1: ("[::1]", b.port)})

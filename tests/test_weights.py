@@ -9,8 +9,8 @@ from pd_format.versions import Mode, StageVersions, sets_needed, stage_versions
 from pd_train.weights import ParameterSets
 
 
-def make(count: int) -> ParameterSets:
-    return ParameterSets([nn.Parameter(torch.zeros(2))], count)
+def make(count: int, lag: int = 0) -> ParameterSets:
+    return ParameterSets([nn.Parameter(torch.zeros(2))], count, lag)
 
 
 def walk(versions: StageVersions, replica: int, minibatches: int, count: int) -> list[tuple[int, int]] | None:
@@ -18,7 +18,7 @@ def walk(versions: StageVersions, replica: int, minibatches: int, count: int) ->
 
     None where a version found no set then.
     """
-    sets = make(count)
+    sets = make(count, versions.lag)
     r = versions.replicas
     forwards = backwards = range(replica, minibatches, r)
     sets.is_wanted = lambda version: versions.is_wanted(version, forwards, backwards)
@@ -88,6 +88,19 @@ def test_the_set_that_an_update_starts_from_stays_until_the_update_is_whole() ->
     assert sets.open(2) is None
     sets.completed(1)
     assert sets.open(2) == 0
+
+
+def test_with_lag_a_version_that_may_still_be_on_its_way_is_never_written() -> None:
+    """Version 1 leaves this set without a copy; only update 3 takes in gradients of replicas that have all got it."""
+    sets = make(2, lag=1)
+    sets.is_wanted = lambda version: False
+    for version in (1, 2):
+        at = sets.open(version)
+        assert at is not None
+        sets.completed(version)
+    held = sets.set_of(1)
+    assert sets.open(3) == held
+    assert make(1, lag=1).open(1) is None
 
 
 def test_versions_start_anew_with_a_segment() -> None:

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pd_train.wire import Message, WireError, decode, encode, map_tensors, tensors_in
+from pd_format.layers.values import map_tensors, tensors_in
+from pd_train.wire import Message, WireError, decode, encode
 
 RUN = "run-1"
 DTYPES = [

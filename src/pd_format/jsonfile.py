@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterable
+from functools import reduce
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -24,6 +26,7 @@ class Record(BaseModel):
 
 
 _MOST_DIGITS = 20
+"""Far more than any size needs; Python itself refuses numbers of some thousand."""
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -42,17 +45,16 @@ def read_record(path: Path, record: type[RecordT], format_name: str, version: in
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: is not text ({error}); expected a JSON file.") from None
     try:
-        value = json.loads(
-            text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_int=_whole_number
-        )
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_Refused.constant, parse_int=_whole_number)
+        problem = _first_refused(value, "")
     except json.JSONDecodeError as error:
         raise FormatError(
             f"{path}: is not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); write it anew."
         ) from None
     except RecursionError:
         raise FormatError(f"{path}: is nested too deeply to be a {format_name} file.") from None
-    except ValueError as error:
-        raise FormatError(f"{path}: {error}") from None
+    if problem is not None:
+        raise FormatError(f"{path}: {problem}")
     _check_header(path, value, format_name, version)
     try:
         return record.model_validate_json(text)
@@ -100,23 +102,45 @@ def _umask() -> int:
     return mask
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+class _Refused:
+    """Stands where the text holds what no record can: the parser does not know the path of the field that it reads."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    @classmethod
+    def constant(cls, name: str) -> _Refused:
+        return cls(f"found {name}; expected a finite number.")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in result:
-            raise ValueError(f"the key {key!r} stands twice in one object; keep one of them.")
-        result[key] = value
+        result[key] = _Refused("stands twice in one object; keep one of them.") if key in result else value
     return result
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"holds {name}; expected finite numbers only.")
-
-
-def _whole_number(digits: str) -> int:
+def _whole_number(digits: str) -> int | _Refused:
     if len(digits) > _MOST_DIGITS:
-        raise ValueError(f"holds a whole number of {len(digits)} digits; expected at most {_MOST_DIGITS}.")
+        return _Refused(f"found a whole number of {len(digits)} digits; expected at most {_MOST_DIGITS}.")
     return int(digits)
+
+
+def _first_refused(value: Any, path: str) -> str | None:
+    """The first place that holds a `_Refused`, with the reason, as `layers[3].forward_ms: found NaN; ...`."""
+    if isinstance(value, _Refused):
+        return f"{path}: {value.reason}" if path else value.reason
+    inside: Iterable[tuple[int | str, Any]] = ()
+    if isinstance(value, dict):
+        inside = value.items()
+    elif isinstance(value, list):
+        inside = enumerate(value)
+    return next(filter(None, (_first_refused(each, _joined(path, part)) for part, each in inside)), None)
+
+
+def _joined(path: str, part: int | str) -> str:
+    """The path of a part: `layers` and 3 give `layers[3]`, that and `op` give `layers[3].op`."""
+    return f"{path}[{part}]" if isinstance(part, int) else f"{path}.{part}" if path else part
 
 
 def _check_header(path: Path, value: Any, format_name: str, version: int) -> None:
@@ -133,9 +157,7 @@ def _first_problem(error: ValidationError) -> str:
     """The first thing pydantic found, as `layers[3].forward_ms: found -1.0, ...`, and how many there are."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    path = ""
-    for part in first["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    path = reduce(_joined, first["loc"], "")
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         text = f"{path}: is missing."

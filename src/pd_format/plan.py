@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pd_format.jsonfile import Record, read_record
-from pd_format.profile import Count, InputSpec, Milliseconds, ModelSpec, SizeBytes, Text
+from pd_format.profile import Count, Milliseconds, SizeBytes, Text, Workload
 
 __all__ = ["Host", "Plan", "PlanPrediction", "Stage", "StagePrediction", "read_plan"]
 
@@ -60,17 +60,11 @@ class Host(Record):
     listen: Text | None = None
 
 
-class Plan(Record):
+class Plan(Workload):
     """A whole plan file."""
 
     format: Literal["pipedream-plan"] = "pipedream-plan"
     version: Literal[1] = 1
-    model: ModelSpec
-    minibatch_size: Count
-    inputs: Annotated[tuple[InputSpec, ...], Field(min_length=1)]
-    data: Text = "synthetic"
-    task: Text = "classification"
-    precision: Text = "fp32"
     machines: Count
     bandwidth_bps: Annotated[float, Field(gt=0)]
     strategy: Text

@@ -19,6 +19,7 @@ __all__ = [
     "ModelSpec",
     "Profile",
     "SizeBytes",
+    "Workload",
     "read_profile",
 ]
 
@@ -91,17 +92,24 @@ class LayerProfile(Record):
         return self.forward_ms + self.backward_ms
 
 
-class Profile(Record):
-    """A whole profile file."""
+class Workload(Record):
+    """What is trained, and on what: the fields that a profile and a plan share, and their place in the files."""
 
-    format: Literal["pipedream-profile"] = "pipedream-profile"
-    version: Literal[1] = 1
+    format: str
+    version: int
     model: ModelSpec
     minibatch_size: Count
     inputs: Annotated[tuple[InputSpec, ...], Field(min_length=1)]
     data: Text = "synthetic"
     task: Text = "classification"
     precision: Text = "fp32"
+
+
+class Profile(Workload):
+    """A whole profile file."""
+
+    format: Literal["pipedream-profile"] = "pipedream-profile"
+    version: Literal[1] = 1
     device: Device
     minibatches: Annotated[int, Field(ge=0)]
     layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1)]

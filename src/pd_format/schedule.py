@@ -74,15 +74,18 @@ def find_deadlock(replicas: Sequence[int], in_flight: Sequence[int], lags: Seque
     for s in range(len(replicas)):
         for t in range(s + 1, len(replicas)):
             ahead = (in_flight[t] - 1) * replicas[t]
-            depths = f"in_flight {in_flight[s]} of stage {s} ({replicas[s]} replicas) and {in_flight[t]} of stage {t}"
+            depths = " and ".join(
+                f"in_flight {in_flight[x]} of stage {x} ({replicas[x]} replica{'s' if replicas[x] > 1 else ''})"
+                for x in (s, t)
+            )
             if ahead >= in_flight[s] * replicas[s]:
                 return (
-                    f"{depths} ({replicas[t]}) deadlock: stage {t} waits for more than {ahead} minibatches, "
+                    f"{depths} deadlock: stage {t} waits for more than {ahead} minibatches, "
                     f"stage {s} sends {in_flight[s] * replicas[s]} before it waits for an answer"
                 )
             if replicas[s] > 1 and lags[s] == 0 and ahead > (in_flight[s] - 1) * replicas[s]:
                 return (
-                    f"{depths} ({replicas[t]}) deadlock without overlap of the synchronisation: stage {s} "
+                    f"{depths} deadlock without overlap of the synchronisation: stage {s} "
                     f"completes a round only after its replicas' next backward passes, stage {t} waits for more "
                     f"than {ahead} minibatches"
                 )

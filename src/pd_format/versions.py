@@ -14,7 +14,7 @@ stage 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -130,13 +130,19 @@ def _until(minibatches: range, used: Callable[[int], int], version: int) -> Iter
     return takewhile(lambda b: used(b) <= version, minibatches)
 
 
+def _below(version: int, used: Iterable[int]) -> Iterator[int]:
+    """The versions that minibatches to come use, as far as they are older than one."""
+    return takewhile(lambda each: each < version, used)
+
+
 @cache
 def sets_needed(versions: StageVersions) -> int:
     """How many parameter sets a worker must hold, by walking the order of each replica.
 
     A new version may land as soon as the replica's own passes of its update are over. What must be there then: every
-    version that a minibatch in flight or a pass to come uses, and the newest. Under stashing it comes to w + lag, and
-    to 1 where w is 1 and there is no lag: the update then works in place.
+    version that a minibatch in flight or a pass to come uses, the newest, and with lag 1 the one before it, which may
+    still be on its way to other replicas. Under stashing it comes to w + lag, and to 1 where w is 1 and there is no
+    lag: the update then works in place.
     """
     r = versions.replicas
     size = versions.update_size(1)
@@ -145,6 +151,8 @@ def sets_needed(versions: StageVersions) -> int:
     minibatches += 4 * max(size, versions.first_replicas * (versions.first_behind + 1))
     if versions.mode.flush is not None:
         return 1
+    if versions.mode.sync == "asp":
+        return 2  # One to compute with, and one that gathers what arrives meanwhile.
     most = 1
     for replica in range(r):
         running: list[int] = []
@@ -158,11 +166,11 @@ def sets_needed(versions: StageVersions) -> int:
                 backwards = backwards[1:]
                 running.remove(versions.forward(item.minibatch))
                 newest = (backwards[0] if backwards else minibatches) // size
-            kept = set() if versions.mode.is_naive else set(running)
-            oldest = min([*kept, newest, *(versions.forward(b) for b in forwards[:1])])
-            oldest = min([oldest, *(versions.backward(b) for b in backwards[:1])])
-            wanted = {v for v in range(oldest, newest) if versions.is_wanted(v, forwards, backwards)}
-            most = max(most, len(kept | wanted | {newest}))
+            # Graphs share one set of parameters under naive pipelining; else each keeps the set that it used.
+            kept = _below(newest, map(versions.backward, backwards)) if versions.mode.is_naive else running
+            wanted = _below(newest, map(versions.forward, forwards))
+            sent = range(max(0, newest - versions.lag), newest + 1)
+            most = max(most, len({*kept, *wanted, *sent}))
     return most
 
 

@@ -12,9 +12,10 @@ from pd_plan.cost import cut_ms
 from pd_plan.planner import partition_of
 from pd_plan.search import EQUAL
 
-__all__ = ["Part", "explain", "kept_together", "parts_of"]
+__all__ = ["Part", "explain", "kept_together", "parts_of", "short_config"]
 
 _SPANS_NAMED = 3
+_CONFIG_WIDTH = 40
 
 
 class Part(NamedTuple):
@@ -69,9 +70,18 @@ def kept_together(profile: Profile) -> list[tuple[str, str]]:
     return spans
 
 
+def short_config(config: str, width: int) -> str:
+    """A config as it is where it fits the width, else its ends and the number of stages: `1-1-..-1 (1000)`."""
+    if len(config) <= width:
+        return config
+    replicas = config.split("-")
+    return f"{'-'.join(replicas[:2])}-..-{replicas[-1]} ({len(replicas)})"
+
+
 def _what(plan: Plan) -> str:
     predicted = plan.predicted
-    text = f"Config {_short(plan.config)}: {_count(len(plan.stages), 'stage')} on {_count(plan.workers, 'machine')}"
+    text = f"Config {short_config(plan.config, _CONFIG_WIDTH)}: "
+    text += f"{_count(len(plan.stages), 'stage')} on {_count(plan.workers, 'machine')}"
     text += ", which is data parallelism" if len(plan.stages) == 1 < plan.workers else ""
     text += f", {format_ms(predicted.minibatch_ms)} a minibatch, {predicted.speedup:.2f} times as fast as one machine"
     if plan.machines > 1 and (len(plan.stages) > 1 or plan.workers != plan.machines):
@@ -125,7 +135,3 @@ def _name(part: Part, plan: Plan) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _short(config: str) -> str:
-    return config if len(config) <= 40 else f"{config[:10]}...{config[-5:]}"

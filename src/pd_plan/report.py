@@ -12,7 +12,7 @@ from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_bandwidth, format_bytes, format_ms
 from pd_plan.cluster import Cluster
-from pd_plan.explain import explain, parts_of
+from pd_plan.explain import explain, parts_of, short_config
 from pd_plan.planner import alternatives, partition_of
 
 __all__ = ["print_report"]
@@ -20,6 +20,8 @@ __all__ = ["print_report"]
 _CONFIG_WIDTH = 17
 _NAME_WIDTH = 32
 _PARAGRAPH_WIDTH = 100
+_FIRST_STAGES = 20
+_LAST_STAGES = 4
 _NOTE = (
     "compute: one minibatch on one worker, and its share of the model's; sync: one round of the stage's replicas; "
     "pace: the longer of both, divided by the replicas; memory: a worker."
@@ -58,7 +60,13 @@ def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
     _line(console, _row(columns, widths), "bold")
     total = plan.predicted.single_machine_ms
     times = {(part.what, part.stage): part.ms for part in parts_of(profile, plan)}
+    left_out = range(_FIRST_STAGES, len(plan.stages) - _LAST_STAGES)
     for stage, end in zip(plan.stages, partition_of(plan).ends, strict=True):
+        # One line in the place of one stage would save nothing.
+        if len(left_out) > 1 and stage.index in left_out:
+            if stage.index == left_out.start:
+                _line(console, f"      ... {len(left_out)} stages left out here; the plan file has all ...", "dim")
+            continue
         predicted = stage.predicted
         share = predicted.compute_ms / total if total else 0.0
         pace = max(times["compute", stage.index], times["synchronisation", stage.index])
@@ -93,7 +101,7 @@ def _print_comparison(console: Console, profile: Profile, plan: Plan) -> None:
         rows.append((other.name, other.partition.config, other.minibatch_ms, other.bytes_per_minibatch))
     for index, (name, config, ms, size) in enumerate(rows):
         speedup = predicted.single_machine_ms / ms if ms else 1.0
-        cells = (name, _short_config(config), format_ms(ms), f"{speedup:.2f} x", format_bytes(size))
+        cells = (name, short_config(config, _CONFIG_WIDTH), format_ms(ms), f"{speedup:.2f} x", format_bytes(size))
         _line(console, _row(cells, widths), "green" if index == 0 else "")
 
 
@@ -114,10 +122,3 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _shortened(name: str) -> str:
     return name if len(name) <= _NAME_WIDTH else f"{name[:14]}...{name[-15:]}"
-
-
-def _short_config(config: str) -> str:
-    if len(config) <= _CONFIG_WIDTH:
-        return config
-    replicas = config.split("-")
-    return f"{'-'.join(replicas[:2])}-..-{replicas[-1]} ({len(replicas)})"

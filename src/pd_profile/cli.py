@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import click
 
+from pd_format.data import DataName, parse_data
 from pd_format.errors import UserError
 from pd_profile.options import (
     InputShape,
     ModelName,
     Scalar,
-    parse_data,
     parse_input_shape,
     parse_model,
     parse_model_args,
@@ -51,12 +51,12 @@ class _Stopped(click.ClickException):
 
 
 def _parsed(parse: Callable[[Any], ParsedT]) -> Callable[[click.Context, click.Parameter, Any], ParsedT]:
-    """A click callback that turns the parser's ValueError into a usage error that names the option."""
+    """A click callback that turns what the parser objects to into a usage error that names the option."""
 
     def callback(context: click.Context, parameter: click.Parameter, value: Any) -> ParsedT:
         try:
             return parse(value)
-        except ValueError as error:
+        except (ValueError, UserError) as error:
             raise click.BadParameter(str(error), ctx=context, param=parameter) from None
 
     return callback
@@ -66,7 +66,7 @@ def _parse_shapes(texts: tuple[str, ...]) -> list[InputShape]:
     return [parse_input_shape(text) for text in texts]
 
 
-def _parse_data(text: str) -> tuple[str, int | None]:
+def _parse_data(text: str) -> tuple[str, DataName]:
     return text, parse_data(text)
 
 
@@ -108,8 +108,8 @@ def _parse_data(text: str) -> tuple[str, int | None]:
     show_default=True,
     metavar="DATA",
     callback=_parsed(_parse_data),
-    help="What training will use: synthetic, digits, digits:SIZE or path/file.py:function. It is written into the "
-    "profile and not read here; digits tells the shape of a sample.",
+    help="What training will use: synthetic, synthetic:SAMPLES, digits, digits:SIZE or path/file.py:function. It is "
+    "written into the profile and not read here; digits tells the shape of a sample.",
 )
 @click.option(
     "--device",
@@ -127,7 +127,7 @@ def _parse_data(text: str) -> tuple[str, int | None]:
     help="Where to write the profile.  [default: profiles/NAME.json]",
 )
 @click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
-def main(model: ModelName, data: tuple[str, int | None], **options: Any) -> None:
+def main(model: ModelName, data: tuple[str, DataName], **options: Any) -> None:
     try:
         _run(model, data, **options)
     except UserError as error:
@@ -138,7 +138,7 @@ def main(model: ModelName, data: tuple[str, int | None], **options: Any) -> None
 
 def _run(
     model: ModelName,
-    data: tuple[str, int | None],
+    data: tuple[str, DataName],
     *,
     model_args: dict[str, Scalar],
     minibatches: int | None,
@@ -158,7 +158,7 @@ def _run(
         minibatch_size=minibatch_size,
         shapes=tuple(shapes),
         data=data[0],
-        data_pixels=data[1],
+        data_pixels=data[1].size if data[1].kind == "digits" else None,
         device=device,
         threads=threads,
         seed=seed,

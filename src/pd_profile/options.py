@@ -1,4 +1,4 @@
-"""What the user typed, as values: the model's name, its arguments, shapes and the data (design, section 1).
+"""What the user typed, as values: the model's name, its arguments and shapes (design, section 1).
 
 Pure text handling: nothing here imports torch, so that a mistake is reported at once.
 """
@@ -16,7 +16,6 @@ __all__ = [
     "InputShape",
     "ModelName",
     "Scalar",
-    "parse_data",
     "parse_input_shape",
     "parse_model",
     "parse_model_args",
@@ -136,24 +135,3 @@ def parse_input_shape(text: str) -> InputShape:
             )
         shape.append(int(part))
     return InputShape(name or None, tuple(shape), dtype or "float32")
-
-
-def parse_data(text: str) -> int | None:
-    """Check `--data`; the side length in pixels that it implies, or None where it implies no shape.
-
-    Raises:
-        ValueError: the data set is unknown.
-    """
-    if text == "synthetic":
-        return None
-    if text == "digits":
-        return 8
-    digits = re.fullmatch(r"digits:([0-9]+)", text)
-    if digits and int(digits[1]) >= 1:
-        return int(digits[1])
-    place, colon, function = text.rpartition(":")
-    if colon and place.endswith(".py") and function.isidentifier():
-        return None
-    raise ValueError(
-        f"found {text!r}; expected synthetic, digits, digits:SIZE (as in digits:32) or path/file.py:function."
-    )

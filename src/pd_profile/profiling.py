@@ -20,6 +20,7 @@ from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.layers.chain import Chain, build_chain
 from pd_format.layers.factory import build_model
+from pd_format.layers.task import get_task
 from pd_format.profile import Device, InputSpec, Profile
 from pd_profile.inputs import choose_inputs, random_inputs
 from pd_profile.measuring import Clock, Loss, Overhead, clock_for, measure, measure_overhead, plain_step, untouched
@@ -29,11 +30,11 @@ from pd_profile.record import build_record, describe_device
 from pd_profile.samples import Summary
 from pd_profile.sizes import out_of_memory, stash_of
 from pd_profile.table import check_lines, table_lines
-from pd_profile.task import classification_loss, random_labels
 
 __all__ = ["Request", "UnknownModel", "profile_model"]
 
 _TORCHVISION = "torchvision.models"
+_TASK = "classification"
 
 
 class UnknownModel(UserError):
@@ -108,6 +109,7 @@ def profile_model(request: Request) -> None:
         chain=chain,
         inputs=inputs,
         data=request.data,
+        task=_TASK,
         device=described,
         summary=summary,
         stash_bytes=stash_bytes,
@@ -122,12 +124,13 @@ def _measured(
     generator = torch.Generator().manual_seed(request.seed)
     values = random_inputs(inputs, model, generator, device)
     stash_bytes, output = stash_of(model, chain, values)
-    labels = random_labels(output, generator)
+    task = get_task(_TASK)
+    targets = task.random_targets(output, generator)
     del output
     clock = clock_for(device)
     # A GPU works through the host's orders later; what the host does between them costs it nothing as a rule.
     overhead = measure_overhead(clock, len(chain.layers)) if device.type == "cpu" else Overhead()
-    loss = partial(classification_loss, labels=labels)
+    loss = partial(task.loss, targets=targets)
     try:
         with show_progress(Console(stderr=True)) as report:
             summary = measure(

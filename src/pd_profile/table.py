@@ -15,9 +15,10 @@ import re
 from collections.abc import Sequence
 
 from pd_format.profile import LayerProfile, Profile
+from pd_format.units import format_bytes, format_ms
 from pd_profile.samples import Summary
 
-__all__ = ["BOUND", "check_lines", "readable_bytes", "readable_ms", "readable_op", "table_lines"]
+__all__ = ["BOUND", "check_lines", "readable_op", "table_lines"]
 
 #: The sum over the layers should lie this close to the plain step, as a share of it.
 BOUND = 0.10
@@ -52,7 +53,7 @@ def table_lines(profile: Profile, width: int = 80) -> list[str]:
             f"{backward:.{decimals}f}",
             "",
             "",
-            readable_bytes(sum(layer.parameter_bytes for layer in layers)),
+            format_bytes(sum(layer.parameter_bytes for layer in layers)),
         )
     )
     figures = [max(len(row[column]) for row in rows) for column in range(2, len(_HEADINGS))]
@@ -73,8 +74,8 @@ def check_lines(summary: Summary) -> list[str]:
     """How the sum over the layers compares with the plain step, and a warning where it lies too far off."""
     difference = summary.difference
     lines = [
-        f"The layers add up to {readable_ms(summary.layers_ms)}, an un-instrumented step takes "
-        f"{readable_ms(summary.plain_ms)} ({difference:+.1%})."
+        f"The layers add up to {format_ms(summary.layers_ms)}, an un-instrumented step takes "
+        f"{format_ms(summary.plain_ms)} ({difference:+.1%})."
     ]
     if not abs(difference) <= BOUND:
         lines.append(
@@ -82,30 +83,6 @@ def check_lines(summary: Summary) -> list[str]:
             "Measure on an idle machine, with more --minibatches, or with a larger --minibatch-size."
         )
     return lines
-
-
-def readable_ms(milliseconds: float) -> str:
-    """A time with its unit and about three digits that count: `0.123 ms`, `12.3 ms`, `4.56 s`."""
-    if milliseconds >= 10_000:
-        return f"{milliseconds / 1000:.1f} s"
-    if milliseconds >= 100:
-        return f"{milliseconds:.0f} ms"
-    if milliseconds >= 10:
-        return f"{milliseconds:.1f} ms"
-    return f"{milliseconds:.2f} ms" if milliseconds >= 1 or milliseconds == 0 else f"{milliseconds:.3f} ms"
-
-
-def readable_bytes(size: int) -> str:
-    """A size in decimal units: `0`, `512 B`, `7.2 kB`, `411 MB`."""
-    if size == 0:
-        return "0"
-    if size < 1000:
-        return f"{size} B"
-    value, units = size / 1000, ["TB", "GB", "MB", "kB"]
-    while value >= 999.5 and len(units) > 1:
-        value /= 1000
-        units.pop()
-    return f"{value:.1f} {units[-1]}" if value < 99.95 else f"{value:.0f} {units[-1]}"
 
 
 def readable_op(op: str) -> str:
@@ -120,8 +97,8 @@ def _figures(layer: LayerProfile, decimals: int) -> Sequence[str]:
         f"{layer.forward_ms:.{decimals}f}",
         f"{layer.backward_ms:.{decimals}f}",
         f"{spread / time:.0%}" if time > 0 else "",
-        readable_bytes(layer.activation_bytes),
-        readable_bytes(layer.parameter_bytes),
+        format_bytes(layer.activation_bytes),
+        format_bytes(layer.parameter_bytes),
     )
 
 

@@ -54,7 +54,7 @@ class AsynchronousServer:
             for index, bucket in enumerate(self._buckets)
             if bucket.shard == replica
         }
-        self._segment = 0
+        self._segment = -1  # None yet: what arrives early waits for its segment.
         self._minibatches = 0
         self._rate = options.lr
         self._running = 0
@@ -99,13 +99,13 @@ class AsynchronousServer:
                 self._gradients.append((segment, bucket, parts, read))
         parameters, self._parameters = self._parameters, []
         for segment, bucket, version, tensors in parameters:
-            if segment == self._segment:
+            if segment != self._segment:
+                self._parameters.append((segment, bucket, version, tensors))
+            elif version > self._versions[bucket]:
                 self._versions[bucket] = version
                 with torch.no_grad():
                     for piece, tensor in zip(self._pieces[bucket], tensors, strict=True):
                         piece.copy_(tensor)
-            else:
-                self._parameters.append((segment, bucket, version, tensors))
 
     def is_drained(self) -> bool:
         if any(version < self._minibatches for version in self._versions):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from pd_format.layers.chain import build_chain
 from pd_format.layers.factory import build_model
 from pd_format.layers.stage import StageModule
+from pd_format.layers.task import classes_of, label_shape_of
 from pd_format.plan import Plan
 from pd_format.versions import StageVersions, sets_needed
 from pd_train.check import stage_ranges
-from pd_train.task import classes_of
 
 __all__ = ["BuiltStage", "build_stage"]
 
@@ -33,6 +33,9 @@ class BuiltStage:
     unused: dict[str, Tensor]
     """Tensors of the model that no layer uses; they stay as they were made."""
     classes: int
+    """That the model tells apart."""
+    label_shape: tuple[int, ...]
+    """Of one sample's labels; empty where it has one."""
 
     def naive_set(self, versions: StageVersions) -> list[nn.Parameter]:
         """Set 0 for naive pipelining, whose graphs all share the module's own parameters.
@@ -82,4 +85,5 @@ def build_stage(plan: Plan, index: int, seed: int, device: torch.device) -> Buil
             if chain.state_names[name] == name and name not in used
         },
         classes=classes_of(chain.output),
+        label_shape=label_shape_of(chain.output),
     )

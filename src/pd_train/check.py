@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pd_format.errors import UserError
 from pd_format.plan import Plan
 from pd_format.schedule import find_deadlock
-from pd_format.versions import Mode, StageVersions, lag_of, least_group, sets_needed, stage_versions
+from pd_format.units import format_bytes
+from pd_format.versions import Mode, lag_of, least_group, sets_needed, stage_versions
 
 if TYPE_CHECKING:
     from pd_format.layers.chain import Chain
 
 __all__ = [
-    "available_memory_bytes",
     "check_clipping",
     "check_memory",
     "check_precision",
     "check_schedule",
-    "sets_of",
     "settle_mode",
     "stage_ranges",
 ]
@@ -129,64 +126,15 @@ def check_memory(plan: Plan, mode: Mode, ranks: Sequence[int], available_bytes: 
     needed = 0
     for rank in ranks:
         stage, _ = plan.stage_of(rank)
-        sets = sets_of(stage_versions(mode, replicas, depths, stage.index))
-        planned = sets_of(stage_versions(default, replicas, depths, stage.index))
+        sets = sets_needed(stage_versions(mode, replicas, depths, stage.index))
+        planned = sets_needed(stage_versions(default, replicas, depths, stage.index))
         more = max(0, sets - planned) * (stage.predicted.trainable_bytes or 0)
         needed += stage.predicted.memory_bytes + more
     if available_bytes is not None and needed > available_bytes:
         raise UserError(
-            f"the plan's {len(ranks)} workers on this host need {needed / 1e9:.1f} GB of memory and "
-            f"{available_bytes / 1e9:.1f} GB are free; use fewer machines, a smaller minibatch, or more hosts."
+            f"the plan's {len(ranks)} workers on this host need {format_bytes(needed)} of memory and "
+            f"{format_bytes(available_bytes)} are free; use fewer machines, a smaller minibatch, or more hosts."
         )
-
-
-def sets_of(versions: StageVersions) -> int:
-    """Parameter sets that a worker holds; without agreement between replicas one to compute with, one to update."""
-    return 2 if versions.mode.sync == "asp" else sets_needed(versions)
-
-
-def available_memory_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that programs can still take on this host, or None where the system does not tell.
-
-    A container or a job of a scheduler may be allowed less than the host has.
-
-    Args:
-        root: of the file system that the system tells it by.
-    """
-    figures = [_host_memory_bytes(root), *_cgroup_memory_bytes(root)]
-    return min((figure for figure in figures if figure is not None), default=None)
-
-
-def _host_memory_bytes(root: Path) -> int | None:
-    try:
-        for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
-
-
-def _cgroup_memory_bytes(root: Path) -> Iterator[int]:
-    """What each control group (version 2) that this process is in leaves to it."""
-    top = root / "sys/fs/cgroup"
-    try:
-        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    own = next((top / line[3:].lstrip("/") for line in groups if line.startswith("0::")), top)
-    for group in (own, *own.parents):
-        if group != top and top not in group.parents:
-            return
-        try:
-            most = (group / "memory.max").read_text(encoding="ascii").strip()
-            used = int((group / "memory.current").read_text(encoding="ascii"))
-            stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-        except (OSError, ValueError):
-            continue
-        if most.isdigit():
-            # Files in the cache give way to programs.
-            yield max(0, int(most) - used + int(stat.get("inactive_file", 0)))
 
 
 def stage_ranges(plan: Plan, chain: Chain) -> list[tuple[int, int]]:

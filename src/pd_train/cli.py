@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -13,18 +12,19 @@ from typing import NoReturn
 
 import click
 
+from pd_format.data import parse_data
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.plan import Plan, read_plan
 from pd_format.versions import Mode
 from pd_train.check import (
-    available_memory_bytes,
     check_clipping,
     check_memory,
     check_precision,
     check_schedule,
     settle_mode,
 )
+from pd_train.host import available_cores, available_memory_bytes
 from pd_train.options import OptimizerOptions, RunOptions
 
 __all__ = ["main"]
@@ -51,8 +51,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 )
 @click.option(
     "--data",
-    help="digits, digits:SIZE, synthetic, synthetic:SAMPLES or path/file.py:function, which "
-    "returns a training and a validation Dataset.  [default: what the plan says]",
+    help="digits, digits:SIZE, synthetic, synthetic:SAMPLES, or a function (path/file.py:function or "
+    "package.module:function) that returns a training and a validation Dataset.  [default: what the plan says]",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--minibatches", type=click.IntRange(min=1), help="Train on at most so many in the whole run.")
@@ -117,6 +117,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Where the run's files go, a new folder.  [default: runs/MODEL-DATE]",
 )
 @click.option(
+    "--peer-timeout",
+    type=click.FloatRange(min=0.1, max=3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds of silence on a connection after which the worker at its other end counts as dead.",
+)
+@click.option(
     "--stall-timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=1800.0,
@@ -147,6 +154,7 @@ def main(
     threads: int | None,
     device: str,
     run_dir: Path | None,
+    peer_timeout: float,
     stall_timeout: float,
 ) -> None:
     """Train a model pipeline-parallel by a plan, one worker process a machine of the plan.
@@ -163,10 +171,12 @@ def main(
         check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
         check_schedule(plan, mode)
         check_memory(plan, mode, range(plan.workers), available_memory_bytes())
+        data = data or plan.data
+        parse_data(data)
         options = RunOptions(
             plan=plan,
             run_dir=_new_run_dir(run_dir, plan),
-            data=data or plan.data,
+            data=data,
             epochs=epochs,
             minibatches=minibatches,
             optimizer=OptimizerOptions(
@@ -181,10 +191,11 @@ def main(
             clip_stage_norm=clip_stage_grad_norm,
             clip_norm=clip_grad_norm,
             drop_last=drop_last,
-            threads=threads or max(1, _cores() // plan.workers),
+            threads=threads or max(1, available_cores() // plan.workers),
             target_accuracy=target_accuracy,
             seed=seed,
             device=device,
+            peer_timeout=peer_timeout,
             stall_timeout=stall_timeout,
         )
         _train(options)
@@ -212,11 +223,6 @@ def _train(options: RunOptions) -> None:
     finally:
         display.close()
     print_run_table(options.plan, ended[0], metrics, options.run_dir, options.target_accuracy)
-
-
-def _cores() -> int:
-    """Those that this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _new_run_dir(wanted: Path | None, plan: Plan) -> Path:

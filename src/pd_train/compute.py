@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from pd_train.server import SegmentSize, Server
 from pd_train.weights import ParameterSets
 from pd_train.wire import Message
 
-__all__ = ["DivergedError", "Loader", "Segment", "StageRunner"]
+__all__ = ["DivergedError", "Loader", "Segment", "StageRunner", "WorkerStatistics"]
 
 
 class DivergedError(Exception):
@@ -56,6 +56,16 @@ class Segment:
     last_samples: int
     rate: float
     """The epoch's learning rate, before the scaling of a stage."""
+
+
+class WorkerStatistics(NamedTuple):
+    """What each worker tells of its run at the end."""
+
+    sent_bytes: int
+    training_bytes: int
+    """Of these, while it trained."""
+    staleness: list[int]
+    """See `pd_train.server.Server`."""
 
 
 class StageRunner:
@@ -96,8 +106,7 @@ class StageRunner:
         self._stage = links.place.stage
         self._is_last = links.place.after is None
         self._forwards = self._backwards = range(0)
-        self.training_bytes = 0
-        """Payload that this worker sent while it trained."""
+        self._training_bytes = 0
         sets.is_wanted = lambda version: versions.is_wanted(version, self._forwards, self._backwards)
         self._inbox.on_idle = server.advance
         self._inbox.handle("gradient", self._take_gradients)
@@ -122,7 +131,11 @@ class StageRunner:
             (forward if item.forward else backward)(segment, item)
         if segment.training:
             self._drain(segment)
-            self.training_bytes += self._links.sent_bytes - sent_before
+            self._training_bytes += self._links.sent_bytes - sent_before
+
+    def statistics(self) -> WorkerStatistics:
+        """Of the run so far."""
+        return WorkerStatistics(self._links.sent_bytes, self._training_bytes, self._server.staleness)
 
     def _train_forward(self, segment: Segment, item: WorkItem) -> None:
         b = item.minibatch

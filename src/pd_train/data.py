@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from pd_format.errors import UserError
 from pd_format.profile import InputSpec
-from pd_train.datasets import check_dataset, load_datasets
+from pd_train.datasets import check_dataset
 from pd_train.seeding import epoch_order, preserved_generators, sample_seed, seed_host_generators
 
-__all__ = ["Minibatch", "MinibatchLoader", "TensorRows", "load_datasets"]
+__all__ = ["Minibatch", "MinibatchLoader", "TensorRows"]
 
 LABEL_KEYS = frozenset({"y", "label", "labels", "target", "targets"})
 """Keys of a sample that hold its label, where the names of the model's inputs do not settle it."""

@@ -11,57 +11,71 @@ import torch
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from pd_format.data import DIGITS_PIXELS, parse_data
 from pd_format.errors import UserError
 from pd_format.layers.factory import load_function
 from pd_format.profile import InputSpec
 
 __all__ = ["SyntheticDataset", "check_dataset", "load_datasets"]
 
-EXPECTED = "'digits', 'digits:SIZE', 'synthetic', 'synthetic:SAMPLES' or 'path/file.py:function'"
 SYNTHETIC_MINIBATCHES = 100
 
 
 def load_datasets(
-    name: str, inputs: Sequence[InputSpec], classes: int | None, minibatch_size: int
+    name: str,
+    inputs: Sequence[InputSpec],
+    classes: int | None,
+    minibatch_size: int,
+    label_shape: tuple[int, ...] = (),
 ) -> tuple[Dataset[Any], Dataset[Any]]:
     """Make the train and the validation data set.
 
     Args:
         name: `digits` or `digits:32` (scikit-learn's handwritten digits, resized), `synthetic` or `synthetic:1000`
-            (random samples; 100 minibatches of them by default), or `path/file.py:function`.
+            (random samples; 100 minibatches of them by default), or a function: see `pd_format.data`.
         inputs: of the model.
         classes: that the model tells apart; None where that is not known.
         minibatch_size: samples a minibatch.
+        label_shape: of a sample's labels, which synthetic samples are given; empty where it has one.
 
     Raises:
         UserError: there is no such data set, it needs something that is not installed, or does not fit the model.
     """
-    kind, _, argument = name.partition(":")
-    if kind == "digits" and (not argument or _is_count(argument)):
-        return _digits(int(argument or 8), name, inputs, classes)
-    if kind == "synthetic" and (not argument or _is_count(argument)):
-        samples = int(argument) if argument else SYNTHETIC_MINIBATCHES * minibatch_size
-        return (
-            SyntheticDataset(inputs, _known(classes, name), samples),
-            SyntheticDataset(inputs, _known(classes, name), math.ceil(samples / 10), first=samples),
-        )
-    if kind in ("digits", "synthetic") or not kind or not argument:
-        raise UserError(f"Data set {name!r} is unknown; expected {EXPECTED}, with whole numbers of at least 1.")
-    return _own(name)
+    kind, size = parse_data(name)
+    if kind == "digits":
+        assert size is not None
+        return _digits(size, name, inputs, classes)
+    if kind == "function":
+        return _own(name)
+    if classes is None:
+        raise UserError(f"--data {name} draws labels from the model's classes, whose number is not known.")
+    samples = size or SYNTHETIC_MINIBATCHES * minibatch_size
+    return (
+        SyntheticDataset(inputs, classes, samples, label_shape=label_shape),
+        SyntheticDataset(inputs, classes, math.ceil(samples / 10), first=samples, label_shape=label_shape),
+    )
 
 
 class SyntheticDataset(Dataset[Any]):
     """Random samples for a model's inputs and labels, each made when it is asked for.
 
-    Sample i is drawn from a generator seeded by i: floats normal, integers (and booleans) 0 or 1, then a label.
+    Sample i is drawn from a generator seeded by i: floats normal, integers (and booleans) 0 or 1, then its labels.
     """
 
-    def __init__(self, inputs: Sequence[InputSpec], classes: int, samples: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[InputSpec],
+        classes: int,
+        samples: int,
+        first: int = 0,
+        label_shape: tuple[int, ...] = (),
+    ) -> None:
         """Hold `samples` samples, the ones from number `first` on."""
         self._specs = [(tuple(spec.shape[1:]), _dtype(spec)) for spec in inputs]
         self._classes = classes
         self._samples = samples
         self._first = first
+        self._label_shape = label_shape
 
     def __len__(self) -> int:
         return self._samples
@@ -76,7 +90,7 @@ class SyntheticDataset(Dataset[Any]):
             else torch.randint(0, 2, shape, generator=generator, dtype=dtype)
             for shape, dtype in self._specs
         ]
-        return (*values, torch.randint(0, self._classes, (), generator=generator))
+        return (*values, torch.randint(0, self._classes, self._label_shape, generator=generator))
 
     def rows(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Many samples, stacked."""
@@ -135,10 +149,10 @@ def _digits(
             f"--data {name} needs scikit-learn, which is not installed: pip install 'pipedream[digits]'"
         ) from None
     values, classes_of = load_digits(return_X_y=True)
-    images = torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    images = torch.tensor(values, dtype=torch.float32).reshape(-1, 1, DIGITS_PIXELS, DIGITS_PIXELS)
     labels = torch.tensor(classes_of, dtype=torch.int64)
-    if size != 8:
-        images = interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=size < 8)
+    if size != DIGITS_PIXELS:
+        images = interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=size < DIGITS_PIXELS)
     validation = torch.zeros(len(labels), dtype=torch.bool)
     for digit in range(10):
         validation[(labels == digit).nonzero()[4::5]] = True
@@ -175,16 +189,6 @@ def _own(name: str) -> tuple[Dataset[Any], Dataset[Any]]:
         except UserError as error:
             raise UserError(f"--data {name}, {part}: {error}") from None
     return pair[0], pair[1]
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and int(text) > 0
-
-
-def _known(classes: int | None, name: str) -> int:
-    if classes is None:
-        raise UserError(f"--data {name} draws labels from the model's classes, whose number is not known.")
-    return classes
 
 
 def _dtype(spec: InputSpec) -> torch.dtype:

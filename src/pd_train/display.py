@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from pd_format.plan import Plan
+from pd_format.units import format_bytes
 from pd_train.events import EpochEnded, EpochMetrics, Event, Note, Progress, RunEnded, RunStarted
 
 if TYPE_CHECKING:
@@ -214,9 +215,9 @@ def run_table(
     samples = sum(metrics.seconds * metrics.samples_per_second for metrics in epochs)
     table.add_row("throughput", _rate(samples / seconds if seconds > 0 else None))
     sent = ended.training_bytes_sent / ended.minibatches if ended.minibatches else None
-    table.add_row("sent a minibatch", UNKNOWN if sent is None else f"{_bytes(sent)}, all workers together")
+    table.add_row("sent a minibatch", UNKNOWN if sent is None else f"{format_bytes(sent)}, all workers together")
     baseline = plan.predicted.data_parallel_bytes_per_minibatch
-    text = f"{_bytes(baseline)} on {_count(plan.machines, 'machine')}"
+    text = f"{format_bytes(baseline)} on {_count(plan.machines, 'machine')}"
     if sent is not None and baseline > 0:
         difference = f"{abs(1 - sent / baseline):.0%}".replace("%", " %")
         text += f"; this run sent {difference} {'less' if sent <= baseline else 'more'}"
@@ -273,13 +274,6 @@ def _duration(seconds: float | None) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds:.0f} s ({_duration(seconds)})"
-
-
-def _bytes(number: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number / size:.0f} {unit}"
-    return f"{number:.0f} B"
 
 
 def _count(number: int, noun: str) -> str:

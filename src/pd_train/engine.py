@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from pd_format.layers.stage import StageModule
+from pd_format.layers.task import Task
+from pd_format.layers.values import map_tensors, tensors_in
 from pd_train.seeding import seed_generators
-from pd_train.task import Task
-from pd_train.wire import map_tensors, tensors_in
 
 __all__ = ["Score", "StageEngine", "TorchEngine"]
 
@@ -27,8 +27,8 @@ class Score(NamedTuple):
 
     loss: float
     """Mean over the minibatch's samples."""
-    correct: int | None
-    """Samples classified rightly; None in training, where nobody counts."""
+    correct: float | None
+    """Samples that the model got right; None in training, where nobody counts."""
     samples: int
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -85,6 +86,7 @@ def launch(options: RunOptions, show: Callable[[Event], None]) -> None:
             _watch(workers, plan, show)
         finally:
             _stop(workers)
+            _clear_temporary(options.run_dir)
 
 
 def _process_context() -> Any:
@@ -199,6 +201,13 @@ def _stop(workers: Sequence[_Worker]) -> None:
             worker.process.join()
         worker.connection.close()
         worker.process.close()
+
+
+def _clear_temporary(run_dir: Path) -> None:
+    """Remove what a worker that was stopped had begun to write; nobody writes there any more."""
+    for begun in run_dir.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            begun.unlink()
 
 
 @contextlib.contextmanager

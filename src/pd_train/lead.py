@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pd_format.jsonfile import write_text
 from pd_train.checkpoint import join_state, write_model
-from pd_train.compute import Segment, StageRunner
+from pd_train.compute import Segment, StageRunner, WorkerStatistics
 from pd_train.data import MinibatchLoader
 from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded
 from pd_train.inbox import Inbox
@@ -22,17 +22,7 @@ from pd_train.scores import Result, ScoreBoard
 from pd_train.transport import Transport
 from pd_train.wire import Message
 
-__all__ = ["Lead", "WorkerStatistics", "follow", "part_with"]
-
-
-class WorkerStatistics(NamedTuple):
-    """What each worker tells of its run at the end."""
-
-    sent_bytes: int
-    training_bytes: int
-    """Of these, while it trained."""
-    staleness: list[int]
-    """See `pd_train.server.Server`."""
+__all__ = ["Lead", "follow", "part_with"]
 
 
 class Lead:
@@ -70,18 +60,12 @@ class Lead:
         self._segments = 0
         self._epochs: list[EpochMetrics] = []
 
-    def run(
-        self,
-        part: Callable[[], dict[str, Tensor]],
-        state_names: Mapping[str, str],
-        statistics: Callable[[], WorkerStatistics],
-    ) -> None:
+    def run(self, part: Callable[[], dict[str, Tensor]], state_names: Mapping[str, str]) -> None:
         """Train, validate, and write metrics.jsonl, model.pt and report.json.
 
         Args:
             part: gives this worker's tensors of the trained model by their original names.
             state_names: every key of the model's state dict, and the original name of its tensor.
-            statistics: of this worker, at the end.
         """
         left = self._options.minibatches
         reached: bool | None = None if self._options.target_accuracy is None else False
@@ -99,7 +83,7 @@ class Lead:
             if left == 0:
                 break
         self._announce(None)
-        self._finish(part, state_names, statistics, reached)
+        self._finish(part(), state_names, reached)
 
     def _run_epoch(self, epoch: int, minibatches: int) -> EpochMetrics:
         trained = self._run_phase(epoch, minibatches, self._training, self._options.mode.flush or minibatches)
@@ -145,15 +129,8 @@ class Lead:
             self._transport.send(rank, Message("segment", 0, self._segments, 0, body))
         self._segments += 1
 
-    def _finish(
-        self,
-        part: Callable[[], dict[str, Tensor]],
-        state_names: Mapping[str, str],
-        statistics: Callable[[], WorkerStatistics],
-        reached: bool | None,
-    ) -> None:
-        parts = part()
-        everyone = [statistics()]
+    def _finish(self, parts: dict[str, Tensor], state_names: Mapping[str, str], reached: bool | None) -> None:
+        everyone = [self._runner.statistics()]
         for rank in range(1, self._options.plan.workers):
             tensors, numbers = self._inbox.wait_for("part", 0, rank, f"the trained parameters of worker {rank}")
             parts |= tensors
@@ -208,16 +185,10 @@ def follow(inbox: Inbox, runner: StageRunner) -> None:
         number += 1
 
 
-def part_with(
-    rank: int,
-    transport: Transport,
-    inbox: Inbox,
-    part: Callable[[], dict[str, Tensor]],
-    statistics: Callable[[], WorkerStatistics],
-) -> None:
+def part_with(transport: Transport, inbox: Inbox, part: dict[str, Tensor], statistics: WorkerStatistics) -> None:
     """Hand rank 0 this worker's part of the trained model, and wait until it has written all of it."""
     # The others may leave as soon as rank 0 has told them; only rank 0 is still needed.
     inbox.needed_peers = {0}
-    transport.send(0, Message("part", rank, 0, rank, (part(), tuple(statistics()))))
+    transport.send(0, Message("part", transport.rank, 0, transport.rank, (part, tuple(statistics))))
     inbox.wait_for("goodbye", 0, 0, "worker 0 to write the trained model")
-    transport.send(0, Message("bye", rank, 0, rank))
+    transport.send(0, Message("bye", transport.rank, 0, transport.rank))

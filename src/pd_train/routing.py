@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pd_format.plan import Plan, Stage
 
-__all__ = ["Place", "place_of"]
+__all__ = ["Place", "describe", "place_of"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class Place:
     replica: int
     before: Stage | None
     after: Stage | None
-    last_stage: Stage
 
     def source(self, minibatch: int) -> int:
         """The rank that sends this minibatch's activations, and takes its gradients."""
@@ -34,11 +33,6 @@ class Place:
         if self.after is None:
             raise ValueError("the last stage sends no activations")
         return self.after.workers[minibatch % self.after.replicas]
-
-    @property
-    def peers(self) -> tuple[int, ...]:
-        """The other replicas of the stage, in replica order."""
-        return tuple(rank for rank in self.stage.workers if rank != self.rank)
 
     def __str__(self) -> str:
         return describe(self.stage, self.replica)
@@ -59,5 +53,4 @@ def place_of(plan: Plan, rank: int) -> Place:
         replica=replica,
         before=plan.stages[s - 1] if s > 0 else None,
         after=plan.stages[s + 1] if s + 1 < len(plan.stages) else None,
-        last_stage=plan.stages[-1],
     )

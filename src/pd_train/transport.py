@@ -65,7 +65,7 @@ class Transport:
         """Payload handed to the sockets, by kind of message; a message to oneself moves nothing."""
         self.refused = 0
         self._peer_timeout_ms = int(peer_timeout * 1000)
-        self._inbox: queue.Queue[Message | PeerLost | BaseException] = queue.Queue(_INBOX_MESSAGES)
+        self._inbox: queue.SimpleQueue[Message | PeerLost | BaseException] = queue.SimpleQueue()
         self._outgoing: deque[tuple[int, list[Any]]] = deque()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
@@ -198,7 +198,9 @@ class Transport:
                 self.refused += 1
                 log.warning("refused a message: %s", error)
                 continue
-            self._inbox.put_nowait(message)
+            if self._inbox.qsize() >= _INBOX_MESSAGES:
+                raise RuntimeError(f"{_INBOX_MESSAGES} messages wait to be read; a peer sends more than the plan asks")
+            self._inbox.put(message)
 
     def _note_lost(self, monitor: Any) -> None:
         recv_monitor_message(monitor)

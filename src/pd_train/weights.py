@@ -25,14 +25,17 @@ class ParameterSets:
     Args:
         parameters: contiguous, in a fixed order; they are set 0. Without any, one empty set stands for every version.
         count: sets in all (`pd_format.versions.sets_needed`).
+        lag: of the stage. A set is sent from without being copied. That another replica has version v is known once an
+            update takes in a gradient that it computed no earlier: with lag 1, one version later.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], count: int, lag: int = 0) -> None:
         self.sets: list[list[nn.Parameter]] = [list(parameters)]
         for _ in range(count - 1):
             self.sets.append([nn.Parameter(parameter.detach().clone()) for parameter in parameters])
         self.is_wanted: Callable[[int], bool] = lambda version: True
         """Whether a pass still to come uses a version; whoever runs the passes says so."""
+        self._lag = lag
         self._frozen = not parameters
         self._set_of = {0: 0}
         self._in_use: Counter[int] = Counter()
@@ -85,7 +88,7 @@ class ParameterSets:
         for held, index in sorted(self._set_of.items()):
             # The update of a version starts from the one before it, so a version stays until the next one is whole.
             settled = held < self._complete or held == newest == self._complete
-            if settled and not self._in_use[held] and not self.is_wanted(held):
+            if settled and held < version - self._lag and not self._in_use[held] and not self.is_wanted(held):
                 del self._set_of[held]
                 self._set_of[version] = index
                 return index

@@ -8,7 +8,7 @@ their bytes. Sending copies nothing: a frame looks into the tensor's memory and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-__all__ = ["FRAME_BYTES", "Message", "WireError", "decode", "encode", "map_tensors", "tensors_in"]
+__all__ = ["FRAME_BYTES", "Message", "WireError", "decode", "encode"]
 
 FRAME_BYTES = 1 << 30
 """The longest frame. Larger tensors go in several, since libzmq fails on frames above 2 GiB."""
@@ -54,31 +54,6 @@ class Message:
     segment: int
     index: int
     body: Any = None
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same nesting of tuples, lists and dicts with every tensor replaced."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple):
-        return tuple(map_tensors(function, item) for item in value)
-    if isinstance(value, list):
-        return [map_tensors(function, item) for item in value]
-    if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    return value
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of a nesting, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
 
 
 def encode(message: Message, run: str, frame_bytes: int = FRAME_BYTES) -> list[bytes | memoryview]:

@@ -8,30 +8,31 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor
 
 from pd_format.errors import UserError
+from pd_format.layers.task import get_task
+from pd_format.versions import StageVersions, sets_needed
 from pd_train.asynchronous import AsynchronousServer
 from pd_train.built import BuiltStage, build_stage
-from pd_train.check import sets_of
 from pd_train.clipping import Clipping
 from pd_train.compute import DivergedError, StageRunner
 from pd_train.control import Bound, Done, Failed, FromWorker, Happened, Peers, WorkerSetup, log_path
-from pd_train.data import MinibatchLoader, load_datasets
+from pd_train.data import MinibatchLoader
+from pd_train.datasets import load_datasets
 from pd_train.engine import TorchEngine
 from pd_train.events import Event, Note
 from pd_train.inbox import Inbox, PeerLostError, StallError
-from pd_train.lead import Lead, WorkerStatistics, follow, part_with
+from pd_train.lead import Lead, follow, part_with
 from pd_train.links import Links
 from pd_train.optimizers import stage_scale
 from pd_train.options import RunOptions
 from pd_train.routing import Place, place_of
-from pd_train.server import Server, ShardedServer
-from pd_train.task import get_task
+from pd_train.server import Server
+from pd_train.sharded import ShardedServer
 from pd_train.transport import Transport
 from pd_train.weights import ParameterSets
 
@@ -107,17 +108,17 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
         launcher.tell(Bound(transport.address, transport.port))
         transport.connect(launcher.await_peers())
         inbox = Inbox(transport, str(place), options.stall_timeout, lambda text: launcher.tell_event(Note(text)))
-        runner, sets, statistics = _assemble(place, options, built, Links(place, transport, inbox), loaders, device)
+        runner, sets = _assemble(place, options, built, Links(place, transport, inbox), loaders, device)
 
         def part() -> dict[str, Tensor]:
             return built.state(sets.newest()) if place.replica == 0 else {}
 
         if loaders is not None and setup.rank == 0:
             lead = Lead(options, runner, transport, inbox, loaders, device, launcher.tell_event)
-            lead.run(lambda: {**built.unused, **part()}, built.state_names, statistics)
+            lead.run(lambda: {**built.unused, **part()}, built.state_names)
         else:
             follow(inbox, runner)
-            part_with(setup.rank, transport, inbox, part, statistics)
+            part_with(transport, inbox, part(), runner.statistics())
         if transport.refused:
             log.warning("refused %d messages", transport.refused)
         linger = _GOODBYE_LINGER_S
@@ -147,41 +148,39 @@ def _assemble(
     links: Links,
     loaders: tuple[MinibatchLoader, MinibatchLoader] | None,
     device: torch.device,
-) -> tuple[StageRunner, ParameterSets, Callable[[], WorkerStatistics]]:
+) -> tuple[StageRunner, ParameterSets]:
+    """Put a stage's computation, its weight versions and its parameter server together, as the mode asks."""
     versions = options.versions(place.stage.index)
-    names = [built.names[id(parameter)] for parameter in built.parameters]
-    asynchronous, naive = options.mode.sync == "asp", options.mode.is_naive
-    sets = ParameterSets(built.naive_set(versions) if naive else built.parameters, sets_of(versions))
-    engine = TorchEngine(
-        built.module, sets.sets, get_task(options.plan.task), device, naive=built.parameters if naive else None
-    )
-    server: Server
-    if asynchronous:
-        server = AsynchronousServer(sets, versions, names, place.replica, options.optimizer, links.to_replica)
-    else:
-        leaves = [built.parameters] if naive else sets.sets
-        clipping = _clipping(options, links)
-        server = ShardedServer(
-            sets, versions, leaves, names, place.replica, options.optimizer, links.to_replica, clipping
-        )
+    shared = built.parameters if options.mode.is_naive else None
+    own = built.parameters if shared is None else built.naive_set(versions)
+    sets = ParameterSets(own, sets_needed(versions), versions.lag)
     # Where an update averages more than a round, no stage advances faster than another.
-    scaling = options.optimizer.lr_scaling if options.mode.by_round or asynchronous else "none"
+    averages_rounds = options.mode.by_round or options.mode.sync == "asp"
+    scaling = options.optimizer.lr_scaling if averages_rounds else "none"
     runner = StageRunner(
         links=links,
         versions=versions,
-        engine=engine,
+        engine=TorchEngine(built.module, sets.sets, get_task(options.plan.task), device, naive=shared),
         sets=sets,
-        server=server,
+        server=_server(options, built, versions, sets, links),
         buffers=list(built.module.buffers()),
         loaders=loaders,
         rate_scale=stage_scale(scaling, place.stage.replicas, options.plan.stages[0].replicas),
         seed=options.seed,
     )
+    return runner, sets
 
-    def statistics() -> WorkerStatistics:
-        return WorkerStatistics(links.sent_bytes, runner.training_bytes, server.staleness)
 
-    return runner, sets, statistics
+def _server(
+    options: RunOptions, built: BuiltStage, versions: StageVersions, sets: ParameterSets, links: Links
+) -> Server:
+    names = [built.names[id(parameter)] for parameter in built.parameters]
+    replica, optimizer = links.place.replica, options.optimizer
+    if options.mode.sync == "asp":
+        return AsynchronousServer(sets, versions, names, replica, optimizer, links.to_replica)
+    leaves = [built.parameters] if options.mode.is_naive else sets.sets
+    clipping = _clipping(options, links)
+    return ShardedServer(sets, versions, leaves, names, replica, optimizer, links.to_replica, clipping)
 
 
 def _clipping(options: RunOptions, links: Links) -> Clipping | None:
@@ -205,7 +204,7 @@ def _clipping(options: RunOptions, links: Links) -> Clipping | None:
 
 def _open_data(options: RunOptions, built: BuiltStage) -> tuple[MinibatchLoader, MinibatchLoader]:
     plan = options.plan
-    datasets = load_datasets(options.data, plan.inputs, built.classes, plan.minibatch_size)
+    datasets = load_datasets(options.data, plan.inputs, built.classes, plan.minibatch_size, built.label_shape)
     loaders = []
     for training, dataset in zip((True, False), datasets, strict=True):
         try:

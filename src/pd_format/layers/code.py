@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pd_format.layers.graph import Trace
-from pd_format.layers.values import rebuild, tensors_in
+from pd_format.layers.values import map_tensors, tensors_in
 
 __all__ = ["Recipe", "bind", "write"]
 
@@ -228,7 +228,7 @@ class _Writer:
 
 def copy_tensors(value: object) -> object:
     """A received value that the stage changes in place: a copy of its own, through which the gradient flows."""
-    return rebuild(value, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+    return map_tensors(Tensor.clone, value)
 
 
 def device_of(*values: object) -> torch.device:

@@ -7,7 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["compare_fingerprints", "fingerprint_of"]
+from torch import Tensor, fx, nn
+
+from pd_format.layers.describe import constant_text, function_name
+from pd_format.layers.passes import Pass
+from pd_format.layers.values import rebuild
+
+__all__ = ["compare_fingerprints", "describe_layer", "fingerprint_of"]
 
 
 class _Named(Protocol):
@@ -16,6 +22,39 @@ class _Named(Protocol):
 
     @property
     def op(self) -> str: ...
+
+
+def describe_layer(model: nn.Module, step: Pass, layer: int, name: str) -> str:
+    """Everything that the fingerprint takes from a layer of the training pass, wiring included."""
+    parts = [name]
+    for node in step.nodes:
+        if step.layer[node] != layer:
+            continue
+        if node.op == "call_module":
+            module = model.get_submodule(str(node.target))
+            parts.append(repr(module))
+            named = [*module.named_parameters(), *module.named_buffers()]
+            parts += [f"{key}:{tuple(tensor.shape)}:{tensor.dtype}" for key, tensor in named]
+        else:
+            parts.append(function_name(node))
+        parts += [_wiring(arg, step) for arg in node.args]
+        parts += [f"{key}={_wiring(arg, step)}" for key, arg in node.kwargs.items()]
+    return "\n".join(parts)
+
+
+def _wiring(value: object, step: Pass) -> str:
+    """An argument with the layer that made it in place of a node, whose own name may differ between torch versions."""
+
+    def leaf(each: object) -> object:
+        if not isinstance(each, fx.Node):
+            return constant_text(each)
+        if each.op == "get_attr":
+            tensor = step.traced.values[each][0]
+            assert isinstance(tensor, Tensor)
+            return f"{each.target}:{tuple(tensor.shape)}:{tensor.dtype}"
+        return f"input {each.target}" if each.op == "placeholder" else f"layer {step.layer[each]}"
+
+    return repr(rebuild(value, leaf))
 
 
 def fingerprint_of(descriptions: Sequence[str]) -> str:

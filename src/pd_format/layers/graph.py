@@ -72,7 +72,8 @@ def simplify(found: Trace) -> None:
     for node in list(graph.nodes):
         if _is_pure(node, found) and node.all_input_nodes:
             source = max(node.all_input_nodes, key=order.__getitem__)
-            source.append(node)
+            if source.next is not node:
+                source.append(node)
             order[node] = order[source]
 
 

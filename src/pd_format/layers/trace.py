@@ -7,11 +7,7 @@ one that does not, or that comes from a tensor's data, makes the innermost submo
 
 from __future__ import annotations
 
-import inspect
-import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +18,7 @@ from pd_format.errors import UserError
 from pd_format.layers.graph import Trace, expression, from_size, label, simplify
 from pd_format.layers.inputs import identifier, match_inputs, stand_in
 from pd_format.layers.proxies import Mode, Proxy, is_proxy, recorded_functions
+from pd_format.layers.refusals import place_of, reason, refusal
 from pd_format.layers.state import changed, restore, state_of
 from pd_format.layers.values import ModelFails, StandIns, leaves, rebuild
 from pd_format.profile import InputSpec
@@ -36,9 +33,6 @@ _ENTERED = (
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
-
-_QUIET_FILES = (os.path.dirname(__file__), os.path.join(os.path.dirname(torch.__file__), "fx"))
-_TORCH = os.path.dirname(torch.__file__)
 
 
 class _FixedBatch(Exception):
@@ -68,7 +62,7 @@ def _trace(model: nn.Module, inputs: Sequence[InputSpec], stand_ins: StandIns, m
     except (UserError, _FixedBatch):
         raise
     except Exception as error:
-        raise _refusal(model, inputs, stand_ins, error) from error
+        raise refusal(model, inputs, stand_ins, error) from error
     found = tracer.result
     found.graph = tracer.graph
     _look_at_assignments(model, before, found)
@@ -139,7 +133,7 @@ class _Tracer(fx.Tracer):
             finally:
                 self._path.append(path)
             self.result.notes.append(
-                f"{path} ({type(m).__name__}) stays one layer: {_reason(error)}{_place_of(error, m)}."
+                f"{path} ({type(m).__name__}) stays one layer: {reason(error)}{place_of(error, m)}."
             )
             return value
         finally:
@@ -363,54 +357,3 @@ def _look_at_assignments(model: nn.Module, before: dict[str, Any], found: Trace)
 
 def _autocast_on() -> tuple[bool, bool]:
     return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0].rstrip(".")
-    if isinstance(error, (fx.proxy.TraceError, ModelFails)):
-        return text
-    return f"tracing it raised {type(error).__name__}: {text}"
-
-
-def _place_of(error: BaseException, module: nn.Module) -> str:
-    """` (file:line)`: where in the module's own source it happened, or else in the user's code."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((*_QUIET_FILES, "<"))
-    ]
-    try:
-        source = inspect.getsourcefile(type(module))
-    except TypeError:
-        source = None
-    own = [frame for frame in frames if source and Path(frame.filename) == Path(source)]
-    users = [frame for frame in frames if not frame.filename.startswith(_TORCH)]
-    chosen = (own or users or frames)[-1:]
-    return f" ({chosen[0].filename}:{chosen[0].lineno})" if chosen else ""
-
-
-def _refusal(model: nn.Module, inputs: Sequence[InputSpec], stand_ins: StandIns, error: Exception) -> UserError:
-    """Why the model's own forward could not be traced, told from a model that simply fails on such inputs."""
-    shapes = ", ".join(f"{spec.name} {spec.shape} {spec.dtype}" for spec in inputs)
-    name = type(model).__name__
-    if isinstance(error, ModelFails):
-        return UserError(
-            f"{name} fails on the inputs {shapes}, {error}. Give a shape, a dtype and a minibatch size that it "
-            "takes (--input-shape, --minibatch-size)."
-        )
-    positional, named = match_inputs(type(model).forward, inputs)
-    made = {spec.name: stand_in(spec, 0) for spec in inputs}
-    try:
-        stand_ins.evaluate(
-            "call_module", "", [made[each] for each in positional], {key: made[each] for key, each in named.items()}
-        )
-    except Exception as failure:
-        return UserError(
-            f"{name} fails on the inputs {shapes}: {_reason(failure)}{_place_of(error, model)}. "
-            "Give a shape, a dtype and a minibatch size that it takes (--input-shape, --minibatch-size)."
-        )
-    return UserError(
-        f"{name} cannot be split into layers, because the code of its own forward cannot be traced"
-        f"{_place_of(error, model)}: {_reason(error)}. Move that code into a submodule (a class of its own "
-        "with its own forward): the submodule then stays one layer, and the rest can be split."
-    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["ModelFails", "Outcome", "StandIns", "leaves", "rebuild", "storage_key", "tensors_in"]
+__all__ = ["ModelFails", "Outcome", "StandIns", "leaves", "map_tensors", "rebuild", "storage_key", "tensors_in"]
 
 
 class ModelFails(Exception):
@@ -66,6 +66,11 @@ def rebuild(value: object, leaf: Callable[[object], object]) -> object:
         assert isinstance(value, slice)
         return slice(rebuild(value.start, leaf), rebuild(value.stop, leaf), rebuild(value.step, leaf))
     return leaf(value)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The same nesting with every tensor replaced."""
+    return rebuild(value, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def leaves(value: object) -> list[object]:

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from pd_format.errors import UserError
-from pd_train.task import classes_of, get_task
+from pd_format.layers.task import classes_of, get_task, label_shape_of
 
 Inception = namedtuple("Inception", ["logits", "aux_logits"])
 GoogLeNet = namedtuple("GoogLeNet", ["logits", "aux_logits2", "aux_logits1"])
@@ -69,7 +69,7 @@ def test_a_label_out_of_range_is_named_with_the_number_of_classes(label: int, fo
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (torch.zeros(4), r"are a tensor of shape \(4,\) and float32; .* shape \(B,\) and int64"),
+        (torch.zeros(4), r"are a tensor of shape \(4,\) and float32; .* int64 and shape \(B,\)"),
         (torch.zeros(4, 1, dtype=torch.int64), r"are a tensor of shape \(4, 1\) and int64"),
         (torch.tensor(1), r"are a tensor of shape \(\) and int64"),
         ([0, 1], "are a list"),
@@ -84,14 +84,39 @@ def test_labels_of_another_form_are_refused(labels: object, message: str) -> Non
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ((LOGITS, ONE), r"returns a tuple; classification expects logits of shape \(B, classes\)"),
+        ((LOGITS, ONE), r"returns a tuple; classification expects floating-point logits of shape \(B, classes\)"),
         ({"scores": LOGITS}, "returns a dict with 'scores'"),
-        (LOGITS[None], r"returns a tensor of shape \(1, 4, 3\)"),
+        (None, "returns a NoneType"),
+        (LABELS, r"returns a tensor of shape \(4,\) and int64"),
+        (LABELS[:, None], r"returns a tensor of shape \(4, 1\) and int64"),
+        (LOGITS.sum(), r"returns a tensor of shape \(\) and float32"),
     ],
 )
 def test_outputs_without_logits_are_refused(output: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         task.loss(output, LABELS)
+    with pytest.raises(UserError, match=message):
+        task.random_targets(output, torch.Generator())
+
+
+def test_every_position_of_a_sequence_has_a_label() -> None:
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    labels = logits.argmax(dim=-1)
+    torch.testing.assert_close(task.loss(logits, labels), cross_entropy(logits.transpose(1, 2), labels))
+    assert (classes_of(logits), label_shape_of(logits), label_shape_of(LOGITS)) == (5, (3,), ())
+    assert task.samples(labels) == 2
+    assert task.correct(logits, labels) == 2
+    labels[0, 0] = (labels[0, 0] + 1) % 5
+    assert task.correct(logits, labels) == pytest.approx(1 + 2 / 3)
+    with pytest.raises(UserError, match=r"logits of shape \(2, 3, 5\), .* labels of shape \(2, 2\)"):
+        task.loss(logits, labels[:, :2])
+
+
+@pytest.mark.parametrize("output", [LOGITS, {"logits": LOGITS}, LOGITS[None]])
+def test_random_targets_fit_the_output(output: Any) -> None:
+    labels = task.random_targets(output, torch.Generator().manual_seed(0))
+    assert labels.dtype == torch.int64
+    assert torch.isfinite(task.loss(output, labels))
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones() -> None:

@@ -1,0 +1,58 @@
+"""What this host, or the part of it that this program is allowed, has to offer: cores and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["available_cores", "available_memory_bytes"]
+
+
+def available_cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that programs can still take on this host, or None where the system does not tell.
+
+    A container or a job of a scheduler may be allowed less than the host has.
+
+    Args:
+        root: of the file system that the system tells it by.
+    """
+    figures = [_host_memory_bytes(root), *_cgroup_memory_bytes(root)]
+    return min((figure for figure in figures if figure is not None), default=None)
+
+
+def _host_memory_bytes(root: Path) -> int | None:
+    try:
+        for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _cgroup_memory_bytes(root: Path) -> Iterator[int]:
+    """What each control group (version 2) that this process is in leaves to it."""
+    top = root / "sys/fs/cgroup"
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    own = next((top / line[3:].lstrip("/") for line in groups if line.startswith("0::")), top)
+    for group in (own, *own.parents):
+        if group != top and top not in group.parents:
+            return
+        try:
+            most = (group / "memory.max").read_text(encoding="ascii").strip()
+            used = int((group / "memory.current").read_text(encoding="ascii"))
+            stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        except (OSError, ValueError):
+            continue
+        if most.isdigit():
+            # Files in the cache give way to programs.
+            yield max(0, int(most) - used + int(stat.get("inactive_file", 0)))

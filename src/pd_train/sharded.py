@@ -1,0 +1,249 @@
+"""The sharded parameter server of a stage (the paper, section 3.2; design, section 5).
+
+Each replica owns a shard: every r-th bucket of the trainable parameters. In the backward pass a bucket of gradients
+leaves for its shard as soon as it is complete; the shard adds up what belongs to an update in replica order,
+applies the optimizer to its own pieces and sends the new parameters to every replica:
+
+    replica 0   B(j) [bucket 1 ----> replica 1] [bucket 0, own]      update bucket 0 --> all
+    replica 1   B(j) [bucket 1, own] [bucket 0 ----> replica 0]      update bucket 1 --> all
+
+A stage with a single worker is the case of one shard, one bucket and no message. The class does no I/O of its own: it
+is told what arrived and is given a function that sends. It runs in the compute thread, between work items and while
+that thread waits; only the leaving of gradients happens within a backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pd_format.schedule import rounds_of
+from pd_format.versions import StageVersions
+from pd_train.clipping import Clipping
+from pd_train.gradients import GradientBuckets, Gradients
+from pd_train.optimizers import MovingOptimizer
+from pd_train.options import OptimizerOptions
+from pd_train.server import SegmentSize, Send, cut_stage, piece_view
+from pd_train.weights import ParameterSets
+
+__all__ = ["ShardedServer", "mean_gradients"]
+
+
+class ShardedServer:
+    """One replica's part of its stage's parameter server.
+
+    Args:
+        sets: the stage's parameter sets.
+        versions: of the stage.
+        leaves, names: see `GradientBuckets`.
+        replica: this one.
+        options: of the optimizer.
+        send: how a message reaches another replica of the stage.
+        clipping: of the gradient's norm, if asked for.
+    """
+
+    def __init__(
+        self,
+        sets: ParameterSets,
+        versions: StageVersions,
+        leaves: Sequence[Sequence[nn.Parameter]],
+        names: Sequence[str],
+        replica: int,
+        options: OptimizerOptions,
+        send: Send,
+        clipping: Clipping | None = None,
+    ) -> None:
+        self._sets = sets
+        self._versions = versions
+        self._replica = replica
+        self._replicas = versions.replicas
+        self._send = send
+        self._clipping = clipping
+        self._buckets = cut_stage(sets.sets[0], self._replicas)
+        self._outgoing = GradientBuckets(leaves, names, self._buckets, self._replicas > 1, self._leave)
+        # Detached: they share the parameters' memory and version counters, so autograd still notices a write to a
+        # set that a backward pass needs.
+        self._pieces = [
+            [
+                [piece_view(held[p.parameter].detach(), p, self._replicas) for p in bucket.pieces]
+                for bucket in self._buckets
+            ]
+            for held in sets.sets
+        ]
+        self._own = [index for index, bucket in enumerate(self._buckets) if bucket.shard == replica]
+        self._optimizers = {index: MovingOptimizer(options, self._pieces[0][index]) for index in self._own}
+        self.staleness: list[int] = []
+        self.updates = 0
+        """Of the segment: what its last version is."""
+        self._segment = -1  # None yet.
+        self._size = SegmentSize(0, 1, 1)
+        self._update_size = 1
+        self._rate = options.lr
+        self._running = 0
+        self._contributions: dict[tuple[int, int, int], dict[int, Gradients]] = {}
+        self._arrived: dict[tuple[int, int, int], tuple[Tensor, ...]] = {}
+        self._means: dict[int, dict[int, list[Tensor | None]]] = {}
+        self._announced = 0
+        self._previous_set: dict[int, int] = {}
+        self._missing: dict[int, int] = {}
+        self._next_update = [0] * len(self._buckets)
+
+    def start_segment(self, number: int, size: SegmentSize, rate: float) -> None:
+        self._segment, self._size, self._rate = number, size, rate
+        self._update_size = self._versions.update_size(size.minibatches)
+        self.updates = -(-size.minibatches // self._update_size)
+        self._sets.start_segment()
+        self._next_update = [0] * len(self._buckets)
+        self._announced = 0
+        self._previous_set.clear()
+        self._missing.clear()
+
+    def before_forward(self) -> None:
+        """Nothing to do: the versions say what a forward pass uses."""
+
+    def start_backward(self, minibatch: int) -> None:
+        self._running = minibatch // self._update_size
+        samples = self._size.samples_of(minibatch)
+        following = minibatch + self._replicas
+        last = following >= self._size.minibatches or following // self._update_size != self._running
+        self._outgoing.start(samples if self._is_uneven(self._running) else None, last)
+
+    def finish_backward(self, gradients: Sequence[Tensor | None]) -> None:
+        self._outgoing.finish(gradients)
+
+    def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Gradients, int]) -> None:
+        bucket, gradients, _ = body
+        self._contributions.setdefault((segment, bucket, update), {})[replica] = gradients
+
+    def take_parameters(self, segment: int, version: int, body: tuple[int, tuple[Tensor, ...]]) -> None:
+        bucket, tensors = body
+        self._arrived[segment, version, bucket] = tensors
+
+    def is_drained(self) -> bool:
+        return self._sets.is_ready(self.updates)
+
+    def advance(self) -> None:
+        progress = True
+        while progress:
+            progress = False
+            if self._clipping is not None and self._announced < self.updates:
+                self._announce_norm(self._clipping)
+            for bucket, update in enumerate(self._next_update):
+                if update < self.updates and self._advance_bucket(bucket, update):
+                    self._next_update[bucket] += 1
+                    progress = True
+
+    def _is_uneven(self, update: int) -> bool:
+        """Whether the update's minibatches differ in their samples."""
+        first = update * self._update_size
+        return first + 1 < self._size.minibatches <= first + self._update_size and (
+            self._size.last_samples != self._size.samples
+        )
+
+    def _leave(self, bucket: int, gradients: Gradients) -> None:
+        shard = self._buckets[bucket].shard
+        if shard == self._replica:
+            self.take_gradients(self._segment, self._running, self._replica, (bucket, gradients, 0))
+        else:
+            self._send(self._segment, shard, "gradient", self._running, (bucket, gradients, 0))
+
+    def _advance_bucket(self, bucket: int, update: int) -> bool:
+        """Update an own bucket, or write one that has arrived; False while that must wait."""
+        own = self._buckets[bucket].shard == self._replica
+        version = update + 1
+        factor: float | None = 1.0
+        if own:
+            if self._mean(bucket, update) is None:
+                return False
+            if self._clipping is not None:
+                factor = self._clipping.factor(self._segment, update)
+        elif (self._segment, version, bucket) not in self._arrived:
+            return False
+        if factor is None or not self._open(version):
+            return False
+        pieces = self._pieces[self._sets.set_of(version)][bucket]
+        with torch.no_grad():
+            if own:
+                self._update(bucket, version, pieces, factor)
+            else:
+                for piece, tensor in zip(pieces, self._arrived.pop((self._segment, version, bucket)), strict=True):
+                    piece.copy_(tensor)
+        self._missing[version] -= 1
+        if self._missing[version] == 0:
+            self._sets.completed(version)
+            self._means.pop(update, None)
+        return True
+
+    def _open(self, version: int) -> bool:
+        if version not in self._missing:
+            previous = self._sets.set_of(version - 1)
+            if self._sets.open(version) is None:
+                return False
+            self._missing[version] = len(self._buckets)
+            self._previous_set[version] = previous
+        return True
+
+    def _mean(self, bucket: int, update: int) -> list[Tensor | None] | None:
+        """The mean gradient of an own bucket; None until all contributions are there."""
+        means = self._means.setdefault(update, {})
+        if bucket not in means:
+            there = self._contributions.get((self._segment, bucket, update))
+            if there is None:  # Asked for at every message: the usual answer comes first.
+                return None
+            first = update * self._update_size
+            last = min(first + self._update_size, self._size.minibatches)
+            # Replicas with a minibatch in the update: they have more of those before `last` than before `first`.
+            members = [
+                k
+                for k in range(self._replicas)
+                if rounds_of(k, self._replicas, last) > rounds_of(k, self._replicas, first)
+            ]
+            if len(there) < len(members):
+                return None
+            del self._contributions[self._segment, bucket, update]
+            uneven = self._is_uneven(update)
+            weight = sum(self._size.samples_of(b) for b in range(first, last)) if uneven else last - first
+            means[bucket] = mean_gradients([there[k] for k in members], weight)
+        return means[bucket]
+
+    def _announce_norm(self, clipping: Clipping) -> None:
+        update = self._announced
+        parts = [self._mean(bucket, update) for bucket in self._own]
+        if all(part is not None for part in parts):
+            clipping.announce(self._segment, update, [g for part in parts if part is not None for g in part])
+            self._announced += 1
+
+    def _update(self, bucket: int, version: int, pieces: list[Tensor], factor: float) -> None:
+        previous = self._pieces[self._previous_set[version]][bucket]
+        if previous is not pieces:
+            for piece, old in zip(pieces, previous, strict=True):
+                piece.copy_(old)
+        gradients = self._means[version - 1][bucket]
+        if factor < 1.0:
+            gradients = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
+        self._optimizers[bucket].step(pieces, gradients, self._rate)
+        # Not kept until the last bucket of the version: a gradient is needed once.
+        self._means[version - 1][bucket] = []
+        for replica in range(self._replicas):
+            if replica != self._replica:
+                self._send(self._segment, replica, "parameters", version, (bucket, tuple(pieces)))
+
+
+def mean_gradients(contributions: Sequence[Gradients], weight: int) -> list[Tensor | None]:
+    """The sum of the contributions, in their order, over the weight; the first one's memory is written over.
+
+    Args:
+        contributions: of the replicas that had a minibatch in the update, each a sum over its minibatches, weighed by
+            samples where minibatches differ in them. None counts as zero; where all are None the result is None.
+        weight: minibatches of the update, or samples where they differ.
+    """
+    result: list[Tensor | None] = []
+    for column in zip(*contributions, strict=True):
+        total: Tensor | None = None
+        for gradient in column:
+            if gradient is not None:
+                total = gradient if total is None else total.add_(gradient)
+        result.append(total if total is None or weight == 1 else total.div_(weight))
+    return result
