@@ -8,7 +8,7 @@ from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_bytes, format_ms
 from pd_plan.cluster import Cluster
-from pd_plan.cost import cut_ms
+from pd_plan.cost import COST_MODELS, cut_ms
 from pd_plan.planner import partition_of
 from pd_plan.search import EQUAL
 
@@ -36,7 +36,7 @@ def parts_of(profile: Profile, plan: Plan) -> list[Part]:
         parts.append(Part("synchronisation", stage.index, stage.predicted.sync_ms / stage.replicas))
         if end < len(profile.layers):
             size = float(profile.layers[end - 1].activation_bytes)
-            parts.append(Part("cut", stage.index, cut_ms(size, cluster.bytes_per_ms)))
+            parts.append(Part("cut", stage.index, cut_ms(size, cluster.bytes_per_ms, COST_MODELS[plan.cost_model])))
     return parts
 
 
@@ -88,7 +88,8 @@ def _why(profile: Profile, plan: Plan) -> str:
     shared = f", shared by {stage.replicas} replicas" if stage.replicas > 1 else ""
     if part.what == "cut":
         size = profile.layers[partition_of(plan).ends[part.stage] - 1].activation_bytes
-        detail = f"{format_bytes(size)} one way and as much back"
+        back = "and as much back" if plan.cost_model == "paper" else "while as much comes back"
+        detail = f"{format_bytes(size)} one way {back}"
     elif part.what == "compute":
         detail = f"{format_ms(stage.predicted.compute_ms)} a minibatch{shared}"
     else:

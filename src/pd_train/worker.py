@@ -153,7 +153,12 @@ def _assemble(
     asynchronous, naive = options.mode.sync == "asp", options.mode.is_naive
     sets = ParameterSets(built.naive_set(versions) if naive else built.parameters, sets_of(versions))
     engine = TorchEngine(
-        built.module, sets.sets, get_task(options.plan.task), device, naive=built.parameters if naive else None
+        built.module,
+        sets.sets,
+        get_task(options.plan.task),
+        device,
+        naive=built.parameters if naive else None,
+        recompute=place.stage.recompute,
     )
     server: Server
     if asynchronous:
