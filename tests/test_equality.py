@@ -39,6 +39,7 @@ def run_pipeline(run_dir: Path, model: str, config: str, options: OptimizerOptio
     data = changes.pop("data", "samples_26")
     in_flight = changes.pop("in_flight", None)
     rules = changes.pop("rules", None) or default_rules(config)
+    recompute = bool(changes.pop("recompute", False))
     run_dir.mkdir()
     plan = plans.plan_of(
         f"{MODELS}:{model}",
@@ -48,6 +49,8 @@ def run_pipeline(run_dir: Path, model: str, config: str, options: OptimizerOptio
         data=f"{MODELS}:{data}",
         in_flight=in_flight,
     )
+    stages = tuple(stage.model_copy(update={"recompute": recompute}) for stage in plan.stages)
+    plan = plan.model_copy(update={"stages": stages})
     launch(
         RunOptions(
             plan=plan,
@@ -226,3 +229,11 @@ def test_a_flush_is_a_plain_loop_over_joined_minibatches(tmp_path: Path) -> None
             optimizer.step()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(found["state"][name], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", CUTS)
+@pytest.mark.parametrize("config", ["1", "2-1-1", "1-2"])
+def test_recomputation_changes_no_number(config: str, model: str, tmp_path: Path) -> None:
+    """The same dropout masks, and BatchNorm statistics that the second forward pass leaves alone."""
+    found = run_pipeline(tmp_path / "run", model, config, OPTIMIZERS["sgd"], recompute=True)
+    assert_equal(found, run_reference(model, config, OPTIMIZERS["sgd"]))

@@ -99,10 +99,10 @@ def test_a_plan_file_holds_exactly_the_fields_of_the_design(plan_path: Path) -> 
 
     assert list(plan) == [
         "format", "version", "model", "minibatch_size", "inputs", "data", "task", "precision", "machines",
-        "bandwidth_bps", "strategy", "config", "noam", "stages", "predicted", "hosts",
+        "bandwidth_bps", "strategy", "config", "noam", "stages", "predicted", "hosts", "optimizer", "cost_model",
     ]  # fmt: skip
     assert list(plan["stages"][0]) == [
-        "index", "first_layer", "last_layer", "layers", "replicas", "workers", "in_flight", "predicted",
+        "index", "first_layer", "last_layer", "layers", "replicas", "workers", "in_flight", "predicted", "recompute",
     ]  # fmt: skip
     assert list(plan["stages"][0]["predicted"]) == [
         "compute_ms", "sync_ms", "memory_bytes", "trainable_bytes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pd_format.errors import UserError
-from pd_format.units import format_bandwidth, format_bytes, format_ms, parse_bandwidth
+from pd_format.units import format_bandwidth, format_bytes, format_ms, parse_bandwidth, parse_size
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,52 @@ def test_a_size_has_a_decimal_prefix(size: int, text: str) -> None:
 )
 def test_a_time_is_short(ms: float, text: str) -> None:
     assert format_ms(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("16GB", 16 * 10**9),
+        ("16 GB", 16 * 10**9),
+        ("16gb", 16 * 10**9),
+        ("16GiB", 16 * 2**30),
+        (" 512MB ", 512 * 10**6),
+        ("512 MiB", 512 * 2**20),
+        ("1.5 TB", 1_500_000_000_000),
+        ("800 kbytes", 800_000),
+        ("1e3B", 1000),
+        ("1 byte", 1),
+    ],
+)
+def test_a_size_is_bytes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("16", "has no unit: it could be 16GB or 16MB."),
+        ("-1", "has no unit"),
+        ("16G", "does not say of what: bytes are written 16GB."),
+        ("16Gb", "counts bits; memory is counted in bytes (B)."),
+        ("16Gbit", "counts bits"),
+        ("16GB/s", "is a rate, not a size."),
+        ("16gbps", "is a rate, not a size."),
+        ("0GB", "is not above 0."),
+        ("-16GB", "is not above 0."),
+        ("0.1B", "comes to 0.1 bytes; expected 1 to 1e+15."),
+        ("1e30GB", "comes to 1e+39 bytes"),
+        ("1e400GB", "comes to inf bytes"),
+        ("nan", "is not a finite number"),
+        ("infGB", "is not a finite number"),
+        ("1,5GB", "has a comma"),
+        ("lots", "is not a size: expected a number and a unit."),
+        ("", "is not a size"),
+        ("16GB of memory", "is not a size"),
+    ],
+)
+def test_a_text_that_is_no_size_is_refused_with_what_to_write(text: str, reason: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_size(text)
+    assert str(caught.value).startswith(f"{text!r} {reason}")
+    assert str(caught.value).endswith("Write 16GB (powers of 1000), 16GiB (of 1024) or 512MB.")

@@ -1,13 +1,23 @@
-"""What a worker of a stage needs in memory, for planner and runtime alike (design, sections 4 to 6)."""
+"""What a worker of a stage needs in memory, for planner and runtime alike (design, sections 4 to 6).
+
+Held at the fullest moment:
+
+    parameter sets     sets x trainable parameters, frozen ones once
+    gradients          one set, and of r > 1 replicas lag + 1 rounds of the shard: (lag + 1) (r - 1) / r
+    optimizer state    0, 1 or 2 tensors a trainable parameter, of the shard only: / r
+    activations        in_flight x stash; where the stage recomputes, in_flight x its input and one stash
+    buffers            activations that have arrived and wait, gradients of in_flight minibatches
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pd_format.profile import LayerProfile
 from pd_format.versions import StageVersions, sets_needed
 
-__all__ = ["OPTIMIZER_STATES", "arrivals_held", "stage_memory_bytes"]
+__all__ = ["OPTIMIZER_STATES", "arrivals_held", "held_bytes", "stage_memory_bytes"]
 
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Tensors of a parameter's size that each optimizer keeps a parameter."""
@@ -18,6 +28,42 @@ def arrivals_held(previous_in_flight: int, previous_replicas: int, replicas: int
     return -(-previous_in_flight * previous_replicas // replicas) + 1
 
 
+def held_bytes(
+    *,
+    parameters: Any,
+    trainable: Any,
+    stash: Any,
+    input_bytes: Any,
+    output_bytes: Any,
+    replicas: Any,
+    in_flight: Any,
+    lag: Any,
+    sets: Any,
+    states: int,
+    recompute: bool,
+) -> Any:
+    """All but the arrivals, in bytes a worker: the formula itself, on whole numbers or numpy arrays of them.
+
+    Args:
+        parameters: of the stage's layers, frozen ones included.
+        trainable: those that are trained.
+        stash: what autograd saves for one minibatch.
+        input_bytes: what crosses the cut before the stage, for one minibatch.
+        output_bytes: what crosses the cut after it.
+        replicas: r of the stage.
+        in_flight: w of the stage.
+        lag: 1 where a round's synchronisation overlaps the next work item, else 0.
+        sets: of trainable parameters that are held at once.
+        states: tensors of optimizer state a parameter.
+        recompute: whether the stage keeps its inputs only, and one stash while it recomputes.
+    """
+    weights = parameters - trainable + sets * trainable
+    gradients = trainable + (lag + 1) * (replicas - 1) * trainable // replicas
+    state = states * trainable // replicas
+    activations = in_flight * input_bytes + stash if recompute else in_flight * stash
+    return weights + gradients + state + activations + in_flight * output_bytes
+
+
 def stage_memory_bytes(
     layers: Sequence[LayerProfile],
     input_bytes: int,
@@ -25,6 +71,7 @@ def stage_memory_bytes(
     versions: StageVersions,
     previous: tuple[int, int] | None,
     optimizer: str = "momentum",
+    recompute: bool = False,
 ) -> int:
     """Bytes that one worker of a stage holds at its fullest.
 
@@ -35,15 +82,21 @@ def stage_memory_bytes(
         versions: of the stage, which know its replicas, its depth and how many parameter sets it holds.
         previous: replicas and in_flight of the stage before, None at stage 0.
         optimizer: a key of `OPTIMIZER_STATES`.
+        recompute: whether the stage runs its forward pass again rather than keep what it saved.
     """
-    parameters = sum(layer.parameter_bytes for layer in layers)
-    trainable = sum(layer.trainable_bytes for layer in layers)
-    stash = sum(layer.stash_bytes for layer in layers)
-    replicas, in_flight = versions.replicas, versions.in_flight
-    sets = parameters - trainable + sets_needed(versions) * trainable
-    gradients = trainable + (versions.lag + 1) * (replicas - 1) * trainable // replicas
-    state = OPTIMIZER_STATES[optimizer] * trainable // replicas
-    arrivals = 0
+    held: int = held_bytes(
+        parameters=sum(layer.parameter_bytes for layer in layers),
+        trainable=sum(layer.trainable_bytes for layer in layers),
+        stash=sum(layer.stash_bytes for layer in layers),
+        input_bytes=input_bytes,
+        output_bytes=output_bytes,
+        replicas=versions.replicas,
+        in_flight=versions.in_flight,
+        lag=versions.lag,
+        sets=sets_needed(versions),
+        states=OPTIMIZER_STATES[optimizer],
+        recompute=recompute,
+    )
     if previous is not None:
-        arrivals = arrivals_held(previous[1], previous[0], replicas) * input_bytes
-    return sets + gradients + state + in_flight * stash + arrivals + in_flight * output_bytes
+        held += arrivals_held(previous[1], previous[0], versions.replicas) * input_bytes
+    return held

@@ -37,6 +37,8 @@ class Stage(Record):
     workers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
     in_flight: Count
     predicted: StagePrediction
+    recompute: bool = False
+    """Whether only the stage's inputs are kept for the backward pass, which runs the forward pass again."""
 
 
 class PlanPrediction(Record):
@@ -73,6 +75,9 @@ class Plan(Workload):
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     predicted: PlanPrediction
     hosts: tuple[Host, ...] = ()
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "momentum"
+    """What the memory figures count the state of."""
+    cost_model: Literal["paper", "duplex"] = "paper"
 
     @model_validator(mode="after")
     def _stages_fit_together(self) -> Plan:

@@ -9,9 +9,11 @@ import re
 
 from pd_format.errors import UserError
 
-__all__ = ["format_bandwidth", "format_bytes", "format_ms", "parse_bandwidth"]
+__all__ = ["format_bandwidth", "format_bytes", "format_ms", "parse_bandwidth", "parse_size"]
 
 _EXAMPLES = "Write bits as 10gbps or 25 Gbit/s, bytes as 1.25GB/s."
+
+_SIZE_EXAMPLES = "Write 16GB (powers of 1000), 16GiB (of 1024) or 512MB."
 
 _RATE = re.compile(
     r"""
@@ -30,6 +32,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 _LEAST_BPS = 1.0
 _MOST_BPS = 1e18
+_MOST_BYTES = 1e15
 
 
 def parse_bandwidth(text: str) -> float:
@@ -77,6 +80,47 @@ def parse_bandwidth(text: str) -> float:
     if not _LEAST_BPS <= bps <= _MOST_BPS:
         raise refuse(f"comes to {bps:g} bits a second; expected {_LEAST_BPS:g} to {_MOST_BPS:g}.")
     return bps
+
+
+def parse_size(text: str) -> int:
+    """Read a size such as `16GB`, `16 GiB`, `512MB` or `800 kbytes`; `16gb`, too, is bytes, as nobody counts
+    memory in bits.
+
+    Returns:
+        bytes, 1 or more; a fraction of a byte is dropped.
+
+    Raises:
+        UserError: the text is no size, not above 0, has no unit, or counts bits; the message says what to write.
+    """
+
+    def refuse(reason: str) -> UserError:
+        return UserError(f"{text!r} {reason} {_SIZE_EXAMPLES}")
+
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        if re.fullmatch(r"[+-]?(nan|inf|infinity)\D*", text.strip(), re.IGNORECASE):
+            raise refuse("is not a finite number; expected a size above 0.")
+        if re.match(r"\d+,\d", text.strip()):
+            raise refuse("has a comma; decimals take a point.")
+        raise refuse("is not a size: expected a number and a unit.")
+    number, unit = float(match["number"]), match["unit"]
+    what = match["what"] or ""
+    short = f"{match['number']}{(match['prefix'] or '').upper()[:1]}"
+    if not unit:
+        raise refuse(f"has no unit: it could be {short}GB or {short}MB.")
+    if match["second"]:
+        raise refuse("is a rate, not a size.")
+    if not what:
+        raise refuse(f"does not say of what: bytes are written {short}B.")
+    if what.lower().startswith("bi") or (what == "b" and not unit.islower()):
+        raise refuse("counts bits; memory is counted in bytes (B).")
+    prefix = (match["prefix"] or "").lower()
+    size = number * (1024.0 if prefix.endswith("i") else 1000.0) ** _POWERS[prefix[:1]]
+    if not number > 0:
+        raise refuse("is not above 0.")
+    if not 1 <= size <= _MOST_BYTES:
+        raise refuse(f"comes to {size:g} bytes; expected 1 to {_MOST_BYTES:g}.")
+    return int(size)
 
 
 def format_bandwidth(bps: float) -> str:

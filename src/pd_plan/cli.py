@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
 from pd_format.errors import UserError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pd_format.plan import Plan
+    from pd_format.profile import Profile
+    from pd_plan.planner import Decision
+
 __all__ = ["main"]
 
+_TERMINAL = "-"
 _STRATEGIES = ("auto", "single", "data-parallel", "model-parallel", "straight")
 
 
@@ -30,6 +38,49 @@ class Bandwidth(click.ParamType):  # type: ignore[type-arg]  # generic from clic
             return parse_bandwidth(value)
         except UserError as error:
             self.fail(str(error), param, ctx)
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A size with its unit, as bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See `pd_format.units.parse_size`."""
+        from pd_format.units import parse_size
+
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except UserError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Part(click.FloatRange):
+    """A number between 0 and 1, both left out."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, min_open=True, max_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse NaN too, which compares as if it were in any range."""
+        number: float = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{number} is not in the range 0<x<1.", param, ctx)
+        return number
+
+
+class Timeline(click.ParamType):  # type: ignore[type-arg]
+    """Where a timeline goes: the terminal, or a file whose ending says what it is."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Let `_TERMINAL` and names that end in .json or .svg pass."""
+        if value != _TERMINAL and not value.endswith((".json", ".svg")):
+            self.fail(f"{value!r} ends in neither .json nor .svg; give no file to draw it here.", param, ctx)
+        return str(value)
 
 
 class Config(click.ParamType):  # type: ignore[type-arg]
@@ -65,7 +116,8 @@ class Config(click.ParamType):  # type: ignore[type-arg]
     "profile_path",
     type=click.Path(path_type=Path),
     metavar="file",
-    help="Profile of the model, from pd-profile. Without it: the newest of profiles/*.json.",
+    help="Profile of the model, from pd-profile, or a text profile of the original PipeDream release (graph.txt). "
+    "Without it: the newest of profiles/*.json.",
 )
 @click.option(
     "--machines",
@@ -95,6 +147,82 @@ class Config(click.ParamType):  # type: ignore[type-arg]
     help="Replicas of each stage, such as 2-1-1; only the cuts are chosen.",
 )
 @click.option(
+    "--cost-model",
+    type=click.Choice(("paper", "duplex")),
+    default="paper",
+    show_default=True,
+    help="Whether a link carries one direction at a time, as the paper counts, or both at once.",
+)
+@click.option(
+    "--in-flight",
+    metavar="depths",
+    default="auto",
+    show_default=True,
+    help="Minibatches in flight at each stage: auto simulates and takes what hides the transfers, noam is the "
+    "paper's rule; or given, such as 7-5-3-1.",
+)
+@click.option(
+    "--links",
+    type=click.Choice(("card", "pairwise")),
+    default="card",
+    show_default=True,
+    help="Of the simulation: one network card a worker, or a link of its own for each pair of workers.",
+)
+@click.option(
+    "--memory",
+    type=Size(),
+    metavar="size",
+    help="That no worker may need more than: 16GB, 16GiB, 512MB. The fastest plan within it is chosen.",
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(("sgd", "momentum", "adam", "adamw")),
+    default="momentum",
+    show_default=True,
+    help="That pd-train will use; its state takes memory.",
+)
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="With --memory: let stages keep only their inputs and run the forward pass again before the backward pass, "
+    "where that makes the fastest plan.",
+)
+@click.option(
+    "--sweep",
+    is_flag=True,
+    help="Also show the best plans on 1 to --machines machines, and the fewest machines that are enough.",
+)
+@click.option(
+    "--robustness",
+    type=Part(),
+    metavar="part",
+    help="Also show what the plan loses to the best one where the profile, or the bandwidth, is off by up to this "
+    "part of itself, such as 0.2.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="number",
+    help="Of the random numbers of --robustness.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the plan and what it is compared with as JSON instead, for programs.",
+)
+@click.option(
+    "--timeline",
+    is_flag=False,
+    flag_value=_TERMINAL,
+    type=Timeline(),
+    metavar="[file]",
+    help="Draw the simulated start-up and steady state here, or into file.svg as a picture, or into file.json as a "
+    "trace for Perfetto (ui.perfetto.dev).",
+)
+@click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="file",
@@ -109,6 +237,17 @@ def main(
     bandwidth: float,
     strategy: str,
     config: tuple[int, ...] | None,
+    cost_model: Literal["paper", "duplex"],
+    in_flight: str,
+    links: str,
+    memory: int | None,
+    optimizer: str,
+    recompute: bool,
+    sweep: bool,
+    robustness: float | None,
+    seed: int,
+    as_json: bool,
+    timeline: str | None,
     output: Path,
 ) -> None:
     """Decide how to split a profiled model over machines, so that a minibatch takes the least time.
@@ -117,10 +256,30 @@ def main(
     beside the usual alternatives and writes it to a file.
     """
     machines = _machines(machines, strategy, config)
+    if recompute and memory is None:
+        raise click.UsageError("--recompute costs time to save memory; say with --memory how much there is.")
+    if (sweep or robustness is not None) and (config is not None or strategy != "auto"):
+        raise click.UsageError("--sweep and --robustness ask for the best plan; leave out --config and --strategy.")
+    if robustness is not None and memory is not None:
+        raise click.UsageError("--robustness looks at times without a memory limit; leave out --memory.")
+    if as_json and timeline == _TERMINAL:
+        raise click.UsageError("--json leaves no room for a timeline; write it to a file with --timeline file.svg.")
+    options: dict[str, Any] = {"in_flight": in_flight, "links": links}
+    options |= {"memory_bytes": memory, "optimizer": optimizer, "recompute": recompute}
+    questions = _Questions(sweep, robustness, seed, as_json)
     try:
-        _plan(profile_path, machines, bandwidth, strategy, config, output)
+        _plan(profile_path, machines, bandwidth, strategy, config, cost_model, options, questions, timeline, output)
     except UserError as error:
         raise click.ClickException(str(error)) from None
+
+
+class _Questions(NamedTuple):
+    """What else is to be answered, and how."""
+
+    sweep: bool
+    robustness: float | None
+    seed: int
+    as_json: bool
 
 
 def _machines(machines: int | None, strategy: str, config: tuple[int, ...] | None) -> int:
@@ -149,30 +308,101 @@ def _plan(
     bandwidth: float,
     strategy: str,
     config: tuple[int, ...] | None,
+    cost_model: Literal["paper", "duplex"],
+    options: dict[str, Any],
+    questions: _Questions,
+    timeline: str | None,
     output: Path,
 ) -> None:
     # Imported here: --help and a mistyped option need neither numpy nor pydantic.
     from rich.console import Console
 
     from pd_format.jsonfile import write_record
-    from pd_format.profile import read_profile
-    from pd_plan.planner import make_plan
+    from pd_plan.graph_text import is_original, read_any_profile
+    from pd_plan.planner import decide, duplex_rival
     from pd_plan.report import print_report
 
     chosen = "" if profile_path is not None else " (the newest in profiles/)"
     if profile_path is None:
         profile_path = _newest_profile(Path("profiles"))
-    profile = read_profile(profile_path)
+    profile = read_any_profile(profile_path)
     try:
-        plan = make_plan(profile, machines, bandwidth, strategy, config)
+        decision = decide(profile, machines, bandwidth, strategy, config, cost_model=cost_model, **options)
+        rival = duplex_rival(profile, decision, **options)
     except UserError as error:
         raise UserError(f"{profile_path}: {error}") from None
-    console = Console(highlight=False)
-    console.print(f"Profile   {profile_path}{chosen}", soft_wrap=True, markup=False)
-    print_report(console, profile, plan)
-    write_record(output, plan)
-    console.print()
-    console.print(f"wrote {output}; next: pd-train --plan {output}", soft_wrap=True, markup=False)
+    # What programs read goes alone to the standard output.
+    console = Console(highlight=False, stderr=questions.as_json)
+    if not questions.as_json:
+        console.print(f"Profile   {profile_path}{chosen}", soft_wrap=True, markup=False)
+        print_report(console, profile, decision, rival)
+    _answer(console, profile, decision, rival, questions)
+    write_record(output, decision.plan)
+    if not questions.as_json:
+        console.print()
+    if timeline is not None:
+        _show_timeline(console, profile, decision.plan, options["links"], timeline)
+    following = f"next: pd-train --plan {output}"
+    if is_original(profile):
+        following = "to train, profile the model with pd-profile: a text profile does not say how to build it"
+    console.print(f"wrote {output}; {following}", soft_wrap=True, markup=False)
+
+
+def _answer(
+    console: Console, profile: Profile, decision: Decision, rival: Decision | None, questions: _Questions
+) -> None:
+    """Print what was asked for beyond the report, or all of it as JSON."""
+    from pd_plan.cluster import Cluster
+    from pd_plan.cost import COST_MODELS
+    from pd_plan.planner import chain_of, partition_of
+
+    if not (questions.sweep or questions.robustness is not None or questions.as_json):
+        return
+    from pd_plan import what_if
+    from pd_plan.what_if_report import print_spreads, print_sweep
+
+    plan, model = decision.plan, COST_MODELS[decision.plan.cost_model]
+    cluster, chain = Cluster(plan.machines, plan.bandwidth_bps), chain_of(profile)
+    sweep, spreads = None, None
+    if questions.sweep:
+        limit = None if decision.kept is None else decision.kept.limit
+        sweep = what_if.sweep(chain, plan.machines, plan.bandwidth_bps, model, limit)
+    if questions.robustness is not None:
+        shaken = (chain, partition_of(plan), cluster, questions.robustness, questions.seed, model)
+        spreads = (what_if.shaken_profile(*shaken), what_if.shaken_bandwidth(*shaken))
+    if questions.as_json:
+        from pd_plan.comparison import comparison_json
+        from pd_plan.planner import alternatives
+        from pd_plan.report import sentences_of
+
+        others = alternatives(profile, cluster, model)
+        sentences = sentences_of(profile, decision, rival, others)
+        click.echo(comparison_json(decision, others, sentences, sweep, spreads, questions.seed), nl=False)
+        return
+    if sweep is not None:
+        console.print()
+        print_sweep(console, sweep)
+    if spreads is not None:
+        console.print()
+        print_spreads(console, plan.config, *spreads, questions.seed)
+
+
+def _show_timeline(console: Console, profile: Profile, plan: Plan, links: str, where: str) -> None:
+    """Draw the plan's simulation on the terminal, or into a file by its ending."""
+    from pd_format.jsonfile import write_text
+    from pd_plan import timeline
+    from pd_plan.picture import svg
+    from pd_plan.trace import chrome_trace
+
+    if where == _TERMINAL:
+        timeline.print_timeline(console, timeline.film(profile, plan, links))
+        console.print()
+        return
+    path = Path(where)
+    film = timeline.film(profile, plan, links)
+    write_text(path, svg(film) if path.suffix == ".svg" else chrome_trace(film))
+    viewer = "a browser" if path.suffix == ".svg" else "ui.perfetto.dev or chrome://tracing"
+    console.print(f"wrote {path}; open it with {viewer}", soft_wrap=True, markup=False)
 
 
 def _newest_profile(folder: Path) -> Path:

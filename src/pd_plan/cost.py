@@ -22,6 +22,8 @@ from pd_format.profile import LayerProfile
 from pd_plan.cluster import Cluster
 
 __all__ = [
+    "COST_MODELS",
+    "DUPLEX",
     "PAPER",
     "Chain",
     "CostModel",
@@ -46,7 +48,8 @@ Number = TypeVar("Number", float, Floats)
 class CostModel:
     """How often a byte counts on a link.
 
-    In the paper's model a link is half-duplex: what goes out and what comes in wait for each other.
+    In the paper's model a link is half-duplex: what goes out and what comes in wait for each other. Real links carry
+    both directions at once, so that only half as much of it counts.
     """
 
     cut: int
@@ -57,6 +60,8 @@ class CostModel:
 
 
 PAPER = CostModel(cut=2, sync=4)
+DUPLEX = CostModel(cut=1, sync=2)
+COST_MODELS = {"paper": PAPER, "duplex": DUPLEX}
 
 
 class Partition(NamedTuple):
@@ -185,8 +190,13 @@ def minibatch_ms(chain: Chain, partition: Partition, cluster: Cluster, model: Co
 
 
 def serial_ms(chain: Chain, partition: Partition, cluster: Cluster, model: CostModel = PAPER) -> float:
-    """Time a minibatch where only one is under way: the sum of all T_l and of 2 C_i of the cuts, in ms."""
-    cuts = [cut_ms(float(chain.activation_bytes[end - 1]), cluster.bytes_per_ms, model) for end in partition.ends[:-1]]
+    """Time a minibatch where only one is under way: the sum of all T_l and of 2 C_i of the cuts, in ms.
+
+    The model makes no difference: activations and gradients pass one after the other, whatever a link could do.
+    """
+    cuts = [
+        2 * transfer_ms(float(chain.activation_bytes[end - 1]), cluster.bytes_per_ms) for end in partition.ends[:-1]
+    ]
     return math.fsum([*chain.times_ms, *cuts])
 
 

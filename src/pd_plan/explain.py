@@ -8,11 +8,12 @@ from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_bytes, format_ms
 from pd_plan.cluster import Cluster
-from pd_plan.cost import cut_ms
+from pd_plan.cost import COST_MODELS, cut_ms
 from pd_plan.planner import partition_of
 from pd_plan.search import EQUAL
+from pd_plan.text import short_config
 
-__all__ = ["Part", "explain", "kept_together", "parts_of", "short_config"]
+__all__ = ["Part", "explain", "kept_together", "parts_of"]
 
 _SPANS_NAMED = 3
 _CONFIG_WIDTH = 40
@@ -37,7 +38,7 @@ def parts_of(profile: Profile, plan: Plan) -> list[Part]:
         parts.append(Part("synchronisation", stage.index, stage.predicted.sync_ms / stage.replicas))
         if end < len(profile.layers):
             size = float(profile.layers[end - 1].activation_bytes)
-            parts.append(Part("cut", stage.index, cut_ms(size, cluster.bytes_per_ms)))
+            parts.append(Part("cut", stage.index, cut_ms(size, cluster.bytes_per_ms, COST_MODELS[plan.cost_model])))
     return parts
 
 
@@ -70,14 +71,6 @@ def kept_together(profile: Profile) -> list[tuple[str, str]]:
     return spans
 
 
-def short_config(config: str, width: int) -> str:
-    """A config as it is where it fits the width, else its ends and the number of stages: `1-1-..-1 (1000)`."""
-    if len(config) <= width:
-        return config
-    replicas = config.split("-")
-    return f"{'-'.join(replicas[:2])}-..-{replicas[-1]} ({len(replicas)})"
-
-
 def _what(plan: Plan) -> str:
     predicted = plan.predicted
     text = f"Config {short_config(plan.config, _CONFIG_WIDTH)}: "
@@ -98,7 +91,8 @@ def _why(profile: Profile, plan: Plan) -> str:
     shared = f", shared by {stage.replicas} replicas" if stage.replicas > 1 else ""
     if part.what == "cut":
         size = profile.layers[partition_of(plan).ends[part.stage] - 1].activation_bytes
-        detail = f"{format_bytes(size)} one way and as much back"
+        back = "and as much back" if plan.cost_model == "paper" else "while as much comes back"
+        detail = f"{format_bytes(size)} one way {back}"
     elif part.what == "compute":
         detail = f"{format_ms(stage.predicted.compute_ms)} a minibatch{shared}"
     else:

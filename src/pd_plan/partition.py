@@ -14,6 +14,7 @@ boundaries too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,34 +41,41 @@ class _Boundaries(NamedTuple):
     weight_bytes: Floats
 
 
-def best_partition(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
+def best_partition(
+    chain: Chain, cluster: Cluster, model: CostModel = PAPER, near: Sequence[Partition] = ()
+) -> Partition:
     """The partition of the least A(N, m) over m <= M.
 
     Among values within 1e-9 of each other: fewer machines, then fewer stages, then fewer bytes a minibatch,
     then later cuts, compared from the first. (More replicas in the earlier stage comes last and never
     decides: with the fewest machines the cuts fix the replicas.)
+
+    Args:
+        chain: of the model.
+        cluster: of the machines.
+        model: of the costs.
+        near: plans on at most M machines that may be among the best, as those of a similar chain. They change
+            nothing but how long it takes.
     """
     total = chain.compute_ms(0, chain.layers)
     one_stage = [Partition((chain.layers,), (replicas,)) for replicas in {1, cluster.machines}]
-    upper = min(minibatch_ms(chain, plan, cluster, model) for plan in one_stage)
+    upper = min(minibatch_ms(chain, plan, cluster, model) for plan in [*one_stage, *near])
 
     def probe(threshold: float) -> float | None:
         plan = _plan_under(chain, cluster, model, threshold)
         return None if plan is None else minibatch_ms(chain, plan, cluster, model)
 
     # M machines that do nothing but compute need at least total / M, and rounding may make it a little less.
-    found = search.least(total / cluster.machines * (1 - search.EQUAL), upper, probe)
+    found = search.least(total / cluster.machines * (1 - search.EQUAL), upper, probe, near=bool(near))
     return _best_of_equals(chain, cluster, model, found.threshold)
 
 
 def _boundaries(chain: Chain, cluster: Cluster, model: CostModel, threshold: float) -> _Boundaries:
-    inner = [
-        boundary
-        for boundary in chain.boundaries[1:-1]
-        if cut_ms(float(chain.activation_bytes[boundary - 1]), cluster.bytes_per_ms, model) <= threshold
-    ]
-    at = np.array([0, *inner, chain.layers])
-    return _Boundaries(at, chain.prefix_ms[at], np.array([float(chain.weight_bytes[boundary]) for boundary in at]))
+    inner = np.array(chain.boundaries[1:-1], dtype=np.int64)
+    sizes = np.array(chain.activation_bytes, dtype=np.float64)[inner - 1]
+    inner = inner[cut_ms(sizes, cluster.bytes_per_ms, model) <= threshold]
+    at = np.concatenate(([0], inner, [chain.layers]))
+    return _Boundaries(at, chain.prefix_ms[at], np.array(chain.weight_bytes, dtype=np.float64)[at])
 
 
 def _plan_under(chain: Chain, cluster: Cluster, model: CostModel, threshold: float) -> Partition | None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pd_format.errors import UserError
-from pd_format.memory import stage_memory_bytes
+from pd_format.memory import OPTIMIZER_STATES
 from pd_format.plan import Plan, PlanPrediction, Stage, StagePrediction
 from pd_format.profile import InputSpec, Profile
-from pd_format.schedule import paper_depths
-from pd_format.versions import Mode, stage_versions
 from pd_plan.cluster import Cluster
 from pd_plan.cost import (
+    COST_MODELS,
+    PAPER,
     Chain,
+    CostModel,
     Partition,
     minibatch_ms,
     partition_bytes,
@@ -27,36 +28,54 @@ from pd_plan.cost import (
     stage_ms,
     sync_ms,
 )
+from pd_plan.depth import Depths, choose_depths, given_depths, loads_of, rate_depths
 from pd_plan.fixed import best_cuts, cheapest_cuts
+from pd_plan.graph_text import is_original
+from pd_plan.limits import Limit, Sizes, limited_compute_ms, limited_minibatch_ms
+from pd_plan.network import LINKS, Wiring
 from pd_plan.partition import best_partition
+from pd_plan.simulator import StageLoad
+from pd_plan.within import Kept, check_depths, keep_within
 
-__all__ = ["STRATEGIES", "Alternative", "alternatives", "make_plan", "partition_of"]
+__all__ = [
+    "STRATEGIES",
+    "Alternative",
+    "Decision",
+    "alternatives",
+    "chain_of",
+    "decide",
+    "duplex_rival",
+    "make_plan",
+    "partition_of",
+]
 
 _MOST_BYTES = 2**53
 """Floats, which the solver computes with, hold every whole number up to here."""
+_CLEARLY = 0.01
+"""A plan is called better from this on, relatively."""
 
 
-def _auto(chain: Chain, cluster: Cluster) -> Partition:
-    return best_partition(chain, cluster)
+def _auto(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
+    return best_partition(chain, cluster, model)
 
 
-def _single(chain: Chain, cluster: Cluster) -> Partition:
+def _single(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
     return Partition((chain.layers,), (1,))
 
 
-def _data_parallel(chain: Chain, cluster: Cluster) -> Partition:
+def _data_parallel(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
     return Partition((chain.layers,), (cluster.machines,))
 
 
-def _model_parallel(chain: Chain, cluster: Cluster) -> Partition:
+def _model_parallel(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
     return cheapest_cuts(chain, cluster.machines)
 
 
-def _straight(chain: Chain, cluster: Cluster) -> Partition:
-    return best_cuts(chain, (1,) * cluster.machines, cluster)
+def _straight(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
+    return best_cuts(chain, (1,) * cluster.machines, cluster, model)
 
 
-STRATEGIES: dict[str, Callable[[Chain, Cluster], Partition]] = {
+STRATEGIES: dict[str, Callable[[Chain, Cluster, CostModel], Partition]] = {
     "auto": _auto,
     "single": _single,
     "data-parallel": _data_parallel,
@@ -74,14 +93,43 @@ class Alternative(NamedTuple):
     bytes_per_minibatch: float
 
 
+class Decision(NamedTuple):
+    """A plan, and what is known of it beyond the file."""
+
+    plan: Plan
+    depths: Depths
+    """What the simulator says of the plan."""
+    kept: Kept | None = None
+    """What the memory limit did to it, where there is one."""
+
+
 def make_plan(
     profile: Profile,
     machines: int,
     bandwidth_bps: float,
     strategy: str = "auto",
     config: Sequence[int] | None = None,
+    **options: Any,
 ) -> Plan:
-    """Decide which layers form which stage, and how many workers replicate it.
+    """The plan that `decide` comes to, which takes the same arguments and options."""
+    return decide(profile, machines, bandwidth_bps, strategy, config, **options).plan
+
+
+def decide(
+    profile: Profile,
+    machines: int,
+    bandwidth_bps: float,
+    strategy: str = "auto",
+    config: Sequence[int] | None = None,
+    *,
+    cost_model: Literal["paper", "duplex"] = "paper",
+    in_flight: str | Sequence[int] = "auto",
+    links: str = "card",
+    memory_bytes: int | None = None,
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "momentum",
+    recompute: bool = False,
+) -> Decision:
+    """Decide which layers form which stage, how many workers replicate it, and how many minibatches are in flight.
 
     Args:
         profile: of the model.
@@ -89,23 +137,60 @@ def make_plan(
         bandwidth_bps: of each machine's link, in bits per second.
         strategy: a key of `STRATEGIES`.
         config: replicas of each stage, where they are given rather than chosen; only with strategy `auto`.
+        cost_model: a key of `pd_plan.cost.COST_MODELS`.
+        in_flight: `auto` simulates to choose, `noam` takes the paper's depths; or the depth of each stage.
+        links: of the simulation, one of `pd_plan.network.LINKS`.
+        memory_bytes: that no worker may need more than; None for no limit.
+        optimizer: a key of `pd_format.memory.OPTIMIZER_STATES`, for its state.
+        recompute: whether stages may recompute to keep within the limit.
 
     Raises:
         UserError: no such plan exists, or an argument makes no sense; the text says why.
     """
     cluster = Cluster(machines, bandwidth_bps)
-    chain = _chain_of(profile)
+    chain = chain_of(profile)
+    for name, value, known in (
+        ("cost_model", cost_model, COST_MODELS),
+        ("links", links, LINKS),
+        ("optimizer", optimizer, OPTIMIZER_STATES),
+    ):
+        if value not in known:
+            raise UserError(f"{name} {value!r} is unknown; expected one of {', '.join(known)}.")
+    model = COST_MODELS[cost_model]
     if config is not None:
-        partition = _given(chain, cluster, strategy, tuple(config))
+        partition = _given(chain, cluster, strategy, tuple(config), model)
         strategy = "config"
     elif strategy in STRATEGIES:
-        partition = STRATEGIES[strategy](chain, cluster)
+        partition = STRATEGIES[strategy](chain, cluster, model)
     else:
         raise UserError(f"strategy {strategy!r} is unknown; expected one of {', '.join(STRATEGIES)}.")
+    sizes = Sizes.of(profile.layers, _input_bytes(profile.inputs), optimizer)
+    kept, again = None, (False,) * len(partition.ends)
+    if memory_bytes is not None:
+        limit = Limit(sizes, memory_bytes, recompute)
+        given = None if config is None or in_flight in ("auto", "noam") else given_depths(tuple(config), in_flight)
+        samples = None if is_original(profile) else profile.minibatch_size
+        kept = keep_within(profile.layers, chain, limit, cluster, model, strategy, partition, given, samples)
+        partition, again = kept.partition, kept.recompute
+    elif recompute:
+        raise UserError("recompute costs time and saves memory only; give a limit on the memory with it.")
+
+    def fits(depths: Sequence[int]) -> bool:
+        return kept is None or kept.limit.fits(partition, depths, again)
+
     # Model parallelism is one minibatch at a time; all else is a pipeline.
     serial = strategy == "model-parallel"
-    depths = [1] * len(partition.replicas) if serial else paper_depths(partition.replicas)
-    return Plan(
+    wiring = Wiring(cluster.bytes_per_ms, links)
+    pace = limited_minibatch_ms(chain, sizes, partition, again, cluster, model)
+    depths = _depths(loads_of(profile.layers, partition, again), wiring, pace, model, serial, in_flight, fits)
+    if kept is not None:
+        check_depths(kept.limit, partition, depths.in_flight, again)
+    computes = [
+        limited_compute_ms(chain, sizes, *layers, flag) for layers, flag in zip(partition.ranges, again, strict=True)
+    ]
+    memory = sizes.needed(partition, depths.in_flight, again)
+    chosen = serial_ms(chain, partition, cluster, model) if serial else pace
+    plan = Plan(
         model=profile.model,
         minibatch_size=profile.minibatch_size,
         inputs=profile.inputs,
@@ -117,9 +202,32 @@ def make_plan(
         strategy=strategy,
         config=partition.config,
         noam=-(-partition.machines // partition.replicas[0]),
-        stages=_stages(profile, chain, cluster, partition, depths),
-        predicted=_prediction(chain, cluster, partition, serial),
+        stages=_stages(profile, chain, cluster, partition, depths.in_flight, model, again, computes, memory),
+        predicted=_prediction(chain, cluster, partition, chosen, model),
+        optimizer=optimizer,
+        cost_model=cost_model,
     )
+    return Decision(plan, depths, kept)
+
+
+def duplex_rival(profile: Profile, decision: Decision, **options: Any) -> Decision | None:
+    """The plan that the duplex model finds on as many machines, where it simulates faster than the paper's.
+
+    Args:
+        profile: of the model.
+        decision: by the paper's cost model.
+        options: that the decision was made with, `cost_model` apart.
+
+    Returns:
+        None where there is no better one, or the plan was not for the planner to choose.
+    """
+    plan = decision.plan
+    if plan.strategy != "auto" or plan.cost_model != "paper" or decision.depths.simulated_ms is None:
+        return None
+    rival = decide(profile, plan.machines, plan.bandwidth_bps, cost_model="duplex", **options)
+    if partition_of(rival.plan) == partition_of(plan) or rival.depths.simulated_ms is None:
+        return None
+    return rival if rival.depths.simulated_ms < decision.depths.simulated_ms * (1 - _CLEARLY) else None
 
 
 def partition_of(plan: Plan) -> Partition:
@@ -131,26 +239,31 @@ def partition_of(plan: Plan) -> Partition:
     return Partition(tuple(ends), tuple(stage.replicas for stage in plan.stages))
 
 
-def alternatives(profile: Profile, cluster: Cluster) -> list[Alternative]:
+def alternatives(profile: Profile, cluster: Cluster, model: CostModel = PAPER) -> list[Alternative]:
     """Single machine, data parallelism, model parallelism and a straight pipeline, on at most M machines.
 
     The latter two have one machine a stage, so they cannot use more machines than there are stages to be cut.
     """
-    chain = _chain_of(profile)
+    chain = chain_of(profile)
     deepest = Cluster(min(cluster.machines, chain.most_stages), cluster.bandwidth_bps)
     found = [
         ("single machine", _single(chain, cluster), minibatch_ms),
         ("data parallelism", _data_parallel(chain, cluster), minibatch_ms),
         ("model parallelism", _model_parallel(chain, deepest), serial_ms),
-        ("straight pipeline", _straight(chain, deepest), minibatch_ms),
+        ("straight pipeline", _straight(chain, deepest, model), minibatch_ms),
     ]
     return [
-        Alternative(name, partition, cost(chain, partition, cluster), float(partition_bytes(chain, partition)))
+        Alternative(name, partition, cost(chain, partition, cluster, model), float(partition_bytes(chain, partition)))
         for name, partition, cost in found
     ]
 
 
-def _chain_of(profile: Profile) -> Chain:
+def chain_of(profile: Profile) -> Chain:
+    """What the cost model needs of a profile.
+
+    Raises:
+        UserError: its sizes are past what can be computed exactly.
+    """
     for field in ("activation_bytes", "parameter_bytes", "trainable_bytes", "stash_bytes"):
         total = sum(getattr(layer, field) for layer in profile.layers)
         if total > _MOST_BYTES:
@@ -161,7 +274,7 @@ def _chain_of(profile: Profile) -> Chain:
     return Chain.of(profile.layers)
 
 
-def _given(chain: Chain, cluster: Cluster, strategy: str, replicas: tuple[int, ...]) -> Partition:
+def _given(chain: Chain, cluster: Cluster, strategy: str, replicas: tuple[int, ...], model: CostModel) -> Partition:
     config = "-".join(map(str, replicas))
     if strategy != "auto":
         raise UserError(f"config {config} and strategy {strategy} exclude each other; give one of them.")
@@ -172,26 +285,46 @@ def _given(chain: Chain, cluster: Cluster, strategy: str, replicas: tuple[int, .
             f"config {config} takes {sum(replicas)} machines, there are {cluster.machines}; "
             f"give fewer replicas or {sum(replicas)} machines."
         )
-    return best_cuts(chain, replicas, cluster)
+    return best_cuts(chain, replicas, cluster, model)
+
+
+def _depths(
+    loads: Sequence[StageLoad],
+    wiring: Wiring,
+    pace_ms: float,
+    model: CostModel,
+    serial: bool,
+    in_flight: str | Sequence[int],
+    fits: Callable[[Sequence[int]], bool] = lambda depths: True,
+) -> Depths:
+    """The depths of a partition: chosen, the paper's, or those given."""
+    if serial:
+        if in_flight not in ("auto", "noam"):
+            raise UserError("strategy model-parallel runs one minibatch at a time; leave out its depths (in_flight).")
+        return rate_depths(loads, wiring, [1] * len(loads))
+    if in_flight == "auto":
+        rounds = [
+            float(sync_ms(float(load.weight_bytes), float(load.replicas), wiring.bytes_per_ms, model)) for load in loads
+        ]
+        return choose_depths(loads, wiring, pace_ms, rounds, fits)
+    return rate_depths(loads, wiring, given_depths([load.replicas for load in loads], in_flight))
 
 
 def _stages(
-    profile: Profile, chain: Chain, cluster: Cluster, partition: Partition, depths: Sequence[int]
+    profile: Profile,
+    chain: Chain,
+    cluster: Cluster,
+    partition: Partition,
+    depths: Sequence[int],
+    model: CostModel,
+    recompute: Sequence[bool],
+    compute_ms: Sequence[float],
+    memory_bytes: Sequence[int],
 ) -> tuple[Stage, ...]:
-    # What pd-train does by default.
-    mode = Mode(sync="bsp" if len(partition.ends) == 1 else "overlap")
     stages: list[Stage] = []
     rank = 0
     for index, ((first, end), replicas) in enumerate(zip(partition.ranges, partition.replicas, strict=True)):
         layers = profile.layers[first:end]
-        previous = (stages[-1].replicas, stages[-1].in_flight) if stages else None
-        memory = stage_memory_bytes(
-            layers,
-            input_bytes=profile.layers[first - 1].activation_bytes if first else _input_bytes(profile.inputs),
-            output_bytes=layers[-1].activation_bytes if end < chain.layers else 0,
-            versions=stage_versions(mode, partition.replicas, depths, index),
-            previous=previous,
-        )
         stages.append(
             Stage(
                 index=index,
@@ -202,23 +335,25 @@ def _stages(
                 workers=tuple(range(rank, rank + replicas)),
                 in_flight=depths[index],
                 predicted=StagePrediction(
-                    compute_ms=chain.compute_ms(first, end),
-                    sync_ms=sync_ms(float(chain.weights(first, end)), float(replicas), cluster.bytes_per_ms),
-                    memory_bytes=memory,
+                    compute_ms=compute_ms[index],
+                    sync_ms=sync_ms(float(chain.weights(first, end)), float(replicas), cluster.bytes_per_ms, model),
+                    memory_bytes=memory_bytes[index],
                     trainable_bytes=sum(layer.trainable_bytes for layer in layers),
                 ),
+                recompute=recompute[index],
             )
         )
         rank += replicas
     return tuple(stages)
 
 
-def _prediction(chain: Chain, cluster: Cluster, partition: Partition, serial: bool) -> PlanPrediction:
+def _prediction(
+    chain: Chain, cluster: Cluster, partition: Partition, chosen: float, model: CostModel
+) -> PlanPrediction:
     whole = float(chain.weight_bytes[-1])
     every = float(cluster.machines)
     single = chain.compute_ms(0, chain.layers)
-    data_parallel = float(stage_ms(single, sync_ms(whole, every, cluster.bytes_per_ms), every))
-    chosen = (serial_ms if serial else minibatch_ms)(chain, partition, cluster)
+    data_parallel = float(stage_ms(single, sync_ms(whole, every, cluster.bytes_per_ms, model), every))
     sent = float(partition_bytes(chain, partition))
     data_parallel_sent = float(stage_bytes(chain.weight_bytes[-1], cluster.machines))
     return PlanPrediction(

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_bandwidth, format_bytes, format_ms
 from pd_plan.cluster import Cluster
-from pd_plan.explain import explain, parts_of, short_config
-from pd_plan.planner import alternatives, partition_of
+from pd_plan.cost import COST_MODELS
+from pd_plan.explain import explain, parts_of
+from pd_plan.graph_text import is_original
+from pd_plan.memory_report import memory_line, memory_sentences
+from pd_plan.planner import Alternative, Decision, alternatives, partition_of
+from pd_plan.rates import rate_rows, rate_sentences
+from pd_plan.text import CONFIG_WIDTH, line, paragraph, row, short_config
 
-__all__ = ["print_report"]
+__all__ = ["print_report", "sentences_of"]
 
-_CONFIG_WIDTH = 17
 _NAME_WIDTH = 32
-_PARAGRAPH_WIDTH = 100
 _FIRST_STAGES = 20
 _LAST_STAGES = 4
 _NOTE = (
@@ -28,36 +29,54 @@ _NOTE = (
 )
 
 
-def print_report(console: Console, profile: Profile, plan: Plan) -> None:
+def print_report(console: Console, profile: Profile, decision: Decision, rival: Decision | None = None) -> None:
     """Print the whole report of a plan.
 
     Args:
         console: rich's; where it is no terminal, the text is plain.
         profile: that the plan was made from.
-        plan: made by `pd_plan.planner.make_plan`.
+        decision: of `pd_plan.planner.decide`.
+        rival: of `pd_plan.planner.duplex_rival`.
     """
+    plan = decision.plan
     estimated = ", estimated" if profile.device.estimated else ""
+    directions = "one direction" if plan.cost_model == "paper" else "both directions"
     machines = f"{plan.machines} machine{'' if plan.machines == 1 else 's'}"
-    _line(
+    size = "unknown size" if is_original(profile) else f"{profile.minibatch_size}"
+    line(
         console,
         f"Model     {profile.model.name}: {len(profile.layers)} layers, "
-        f"minibatches of {profile.minibatch_size} ({profile.device.name or profile.device.kind}{estimated})",
+        f"minibatches of {size} ({profile.device.name or profile.device.kind}{estimated})",
     )
-    _line(console, f"Cluster   {machines}, {format_bandwidth(plan.bandwidth_bps)}, one direction at a time")
-    _line(console, f"Strategy  {plan.strategy}")
+    line(console, f"Cluster   {machines}, {format_bandwidth(plan.bandwidth_bps)}, {directions} at a time")
+    line(console, f"Strategy  {plan.strategy}")
+    memory = memory_line(decision)
+    if memory is not None:
+        line(console, f"Memory    {memory}")
     console.print()
     _print_stages(console, profile, plan)
     console.print()
-    _print_comparison(console, profile, plan)
+    others = alternatives(profile, Cluster(plan.machines, plan.bandwidth_bps), COST_MODELS[plan.cost_model])
+    _print_comparison(console, plan, others)
     console.print()
-    for sentence in explain(profile, plan):
-        _paragraph(console, sentence)
+    _print_rates(console, decision)
+    console.print()
+    for sentence in sentences_of(profile, decision, rival, others):
+        paragraph(console, sentence)
+
+
+def sentences_of(
+    profile: Profile, decision: Decision, rival: Decision | None, others: Sequence[Alternative]
+) -> list[str]:
+    """What the report says in words; arguments as of `print_report`, and what the plan is compared with."""
+    memory = memory_sentences(decision, others)
+    return [*explain(profile, decision.plan), *memory, *rate_sentences(decision, rival)]
 
 
 def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
     columns = ("stage", "layers", "replicas", "in flight", "compute", "share", "sync", "pace", "memory")
     widths = (5, 6, 8, 9, 9, 6, 9, 9, 8)
-    _line(console, _row(columns, widths), "bold")
+    line(console, row(columns, widths), "bold")
     total = plan.predicted.single_machine_ms
     times = {(part.what, part.stage): part.ms for part in parts_of(profile, plan)}
     left_out = range(_FIRST_STAGES, len(plan.stages) - _LAST_STAGES)
@@ -65,7 +84,7 @@ def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
         # One line in the place of one stage would save nothing.
         if len(left_out) > 1 and stage.index in left_out:
             if stage.index == left_out.start:
-                _line(console, f"      ... {len(left_out)} stages left out here; the plan file has all ...", "dim")
+                line(console, f"      ... {len(left_out)} stages left out here; the plan file has all ...", "dim")
             continue
         predicted = stage.predicted
         share = predicted.compute_ms / total if total else 0.0
@@ -81,43 +100,39 @@ def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
             format_ms(pace),
             format_bytes(predicted.memory_bytes),
         )
-        _line(console, _row(cells, widths))
+        line(console, row(cells, widths))
         names = _shortened(stage.first_layer)
         if stage.layers > 1:
             names += f" to {_shortened(stage.last_layer)}"
-        _line(console, f"      {names}", "cyan")
+        names += ", recomputed" if stage.recompute else ""
+        line(console, f"      {names}", "cyan")
         if end < len(profile.layers):
             size = format_bytes(profile.layers[end - 1].activation_bytes)
-            _line(console, f"      -- cut: {size} each way, {format_ms(times['cut', stage.index])} --", "dim")
-    _paragraph(console, _NOTE, "dim")
+            line(console, f"      -- cut: {size} each way, {format_ms(times['cut', stage.index])} --", "dim")
+    paragraph(console, _NOTE, "dim")
 
 
-def _print_comparison(console: Console, profile: Profile, plan: Plan) -> None:
-    widths = (-19, -_CONFIG_WIDTH, 13, 10, 16)
-    _line(console, _row(("", "config", "a minibatch", "speed-up", "sent a minibatch"), widths), "bold")
+def _print_comparison(console: Console, plan: Plan, others: Sequence[Alternative]) -> None:
+    widths = (-19, -CONFIG_WIDTH, 13, 10, 16)
+    line(console, row(("", "config", "a minibatch", "speed-up", "sent a minibatch"), widths), "bold")
     predicted = plan.predicted
     rows = [("this plan", plan.config, predicted.minibatch_ms, predicted.bytes_per_minibatch)]
-    for other in alternatives(profile, Cluster(plan.machines, plan.bandwidth_bps)):
+    for other in others:
         rows.append((other.name, other.partition.config, other.minibatch_ms, other.bytes_per_minibatch))
     for index, (name, config, ms, size) in enumerate(rows):
         speedup = predicted.single_machine_ms / ms if ms else 1.0
-        cells = (name, short_config(config, _CONFIG_WIDTH), format_ms(ms), f"{speedup:.2f} x", format_bytes(size))
-        _line(console, _row(cells, widths), "green" if index == 0 else "")
+        cells = (name, short_config(config), format_ms(ms), f"{speedup:.2f} x", format_bytes(size))
+        line(console, row(cells, widths), "green" if index == 0 else "")
 
 
-def _line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)
-
-
-def _paragraph(console: Console, text: str, style: str = "") -> None:
-    for line in textwrap.wrap(text, min(console.width, _PARAGRAPH_WIDTH) - 1, break_on_hyphens=False):
-        _line(console, line, style)
-
-
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Cells in columns: to the right, or to the left where the width is negative."""
-    placed = (cell.ljust(-width) if width < 0 else cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-    return " ".join(placed).rstrip()
+def _print_rates(console: Console, decision: Decision) -> None:
+    widths = (-19, -CONFIG_WIDTH, 13, 14)
+    line(console, row(("", "in flight", "a minibatch", "to the model"), widths), "bold")
+    for rate in rate_rows(decision):
+        time = "too large" if rate.ms is None else format_ms(rate.ms)
+        difference = "" if rate.difference is None else f"{rate.difference:+.1%}"
+        depths = short_config("-".join(map(str, rate.in_flight)))
+        line(console, row((rate.name, depths, time, difference), widths))
 
 
 def _shortened(name: str) -> str:

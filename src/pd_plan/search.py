@@ -29,7 +29,7 @@ class Found(NamedTuple):
     threshold: float
 
 
-def least(lower: float, upper: float, probe: Callable[[float], float | None]) -> Found:
+def least(lower: float, upper: float, probe: Callable[[float], float | None], near: bool = False) -> Found:
     """The least value that the probe reaches.
 
     Args:
@@ -37,9 +37,10 @@ def least(lower: float, upper: float, probe: Callable[[float], float | None]) ->
         upper: some plan has this value.
         probe: the value of some plan at or under a threshold, None where there is none; it may err in favour of
             a plan by 1e-11 of the threshold.
+        near: whether `upper` may well be the answer, so that what is right below it is asked first.
     """
     best = upper
-    refused = 0
+    refused = _REFUSED_UNTIL_CHECK if near else 0
     while best > lower:
         below = best * (1 - _JUST_BELOW)
         middle = lower + (best - lower) / 2

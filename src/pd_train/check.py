@@ -70,6 +70,11 @@ def settle_mode(plan: Plan, mode: Mode) -> Mode:
             raise UserError("--sync asp applies every gradient on its own; leave out --weights and --flush.")
         if depths[0] > 1:
             raise UserError(f"--sync asp runs one minibatch at a time; stage 0 of the plan has in_flight {depths[0]}.")
+    if mode.is_naive and any(stage.recompute for stage in plan.stages):
+        raise UserError(
+            "--weights none keeps no version for a forward pass to be run again with, and the plan has stages that "
+            "recompute; use another mode, or a plan without --recompute."
+        )
     if mode.flush is not None and mode.weights != "stash":
         raise UserError(
             f"--flush uses one version throughout, so --weights {mode.weights} means nothing with it; leave one out."

@@ -68,8 +68,19 @@ Pointer = Callable[[nn.Parameter], None]
 
 
 class _Stash(NamedTuple):
+    """What a backward pass needs: the ends of the graph, which hold on to all between them."""
+
     received: list[Tensor]
     sent: list[Tensor]
+
+
+class _Recipe(NamedTuple):
+    """What a recomputing backward pass needs: enough to run the forward pass again."""
+
+    weights: int
+    values: tuple[Any, ...]
+    targets: Any
+    seed: int
 
 
 class TorchEngine:
@@ -81,6 +92,8 @@ class TorchEngine:
         task: gives loss and score at the last stage.
         device: what the module is on.
         naive: for naive pipelining, the module's own parameters, which every graph then shares.
+        recompute: keep a stage's inputs instead of its activations, and run its forward pass again before its
+            backward pass.
     """
 
     def __init__(
@@ -90,36 +103,39 @@ class TorchEngine:
         task: Task,
         device: torch.device,
         naive: Sequence[nn.Parameter] | None = None,
+        recompute: bool = False,
     ) -> None:
         self._module = module
         self._sets = sets
         self._task = task
         self._device = device
         self._naive = naive
+        self._recompute = recompute
         self._pointers = _pointers_to(module, sets[0])
         self._current = 0
-        self._stash: dict[int, _Stash] = {}
+        self._stash: dict[int, _Stash | _Recipe] = {}
         # What a stage sends must not share memory with what it goes on writing to.
         self._owned = {tensor.untyped_storage().data_ptr() for tensor in module.buffers()}
         for held in sets:
             self._owned |= {tensor.untyped_storage().data_ptr() for tensor in held}
 
     def forward(self, key: int, index: int, values: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-        received, result = self._run(index, values, seed)
-        self._stash[key] = _Stash(received, [tensor for tensor in tensors_in(result) if tensor.requires_grad])
+        recipe = _Recipe(index, map_tensors(self._here, values), None, seed)
+        stash, result = self._run(recipe)
+        self._stash[key] = recipe if self._recompute else stash
         sent: tuple[Any, ...] = map_tensors(self._to_send, result)
         return sent
 
     def forward_loss(self, key: int, index: int, values: tuple[Any, ...], targets: Any, seed: int) -> Score:
-        received, (output,) = self._run(index, values, seed)
-        targets = map_tensors(self._here, targets)
-        loss = self._task.loss(output, targets)
-        self._stash[key] = _Stash(received, [loss] if loss.requires_grad else [])
-        return Score(loss.item(), None, self._task.samples(targets))
+        recipe = _Recipe(index, map_tensors(self._here, values), map_tensors(self._here, targets), seed)
+        stash, (loss,) = self._run(recipe)
+        self._stash[key] = recipe if self._recompute else stash
+        return Score(loss.item(), None, self._task.samples(recipe.targets))
 
     def backward(self, key: int, index: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
         self._overwrite_graph(index)
-        received, sent = self._stash.pop(key)
+        kept = self._stash.pop(key)
+        received, sent = self._run_again(kept) if isinstance(kept, _Recipe) else kept
         if gradients is None:
             if sent:
                 torch.autograd.backward(sent)
@@ -155,13 +171,29 @@ class TorchEngine:
             loss = self._task.loss(result[0], targets)
             return Score(loss.item(), self._task.correct(result[0], targets), self._task.samples(targets))
 
-    def _run(self, index: int, values: tuple[Any, ...], seed: int) -> tuple[list[Tensor], tuple[Any, ...]]:
-        self._point_to(index)
+    def _run(self, recipe: _Recipe) -> tuple[_Stash, tuple[Any, ...]]:
+        """A forward pass, up to the loss where there are targets."""
+        self._point_to(recipe.weights)
         if not self._module.training:
             self._module.train()
-        values = map_tensors(self._here, values)
-        seed_generators(seed)
-        return [tensor for tensor in tensors_in(values) if tensor.requires_grad], self._module(*values)
+        seed_generators(recipe.seed)
+        result: tuple[Any, ...] = self._module(*recipe.values)
+        if recipe.targets is not None:
+            result = (self._task.loss(result[0], recipe.targets),)
+        wanted = [tensor for tensor in tensors_in(recipe.values) if tensor.requires_grad]
+        return _Stash(wanted, [tensor for tensor in tensors_in(result) if tensor.requires_grad]), result
+
+    def _run_again(self, recipe: _Recipe) -> _Stash:
+        """The forward pass of a recomputing stage once more: same seed, and buffers that nobody keeps."""
+        own = [(owner, dict(owner._buffers)) for owner in self._module.modules() if owner._buffers]
+        for owner, buffers in own:
+            owner._buffers.update({name: None if held is None else held.clone() for name, held in buffers.items()})
+        try:
+            stash, _ = self._run(recipe)
+        finally:
+            for owner, buffers in own:
+                owner._buffers.update(buffers)
+        return stash
 
     def _point_to(self, index: int) -> None:
         if self._naive is not None:

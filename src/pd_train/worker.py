@@ -157,10 +157,13 @@ def _assemble(
     # Where an update averages more than a round, no stage advances faster than another.
     averages_rounds = options.mode.by_round or options.mode.sync == "asp"
     scaling = options.optimizer.lr_scaling if averages_rounds else "none"
+    engine = TorchEngine(
+        built.module, sets.sets, get_task(options.plan.task), device, naive=shared, recompute=place.stage.recompute
+    )
     runner = StageRunner(
         links=links,
         versions=versions,
-        engine=TorchEngine(built.module, sets.sets, get_task(options.plan.task), device, naive=shared),
+        engine=engine,
         sets=sets,
         server=_server(options, built, versions, sets, links),
         buffers=list(built.module.buffers()),
