@@ -141,9 +141,10 @@ def fewest_replicas(compute: Floats, weights: Floats, cluster: Cluster, model: C
     def fits(replicas: Floats) -> NDArray[np.bool_]:
         return stage_ms(compute, sync_ms(weights, replicas, rate, model), replicas) <= threshold
 
-    with np.errstate(over="ignore"):
+    # A threshold of zero, or next to it, divides to what is no number; then the equation alone decides, from one on.
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         candidate = _need(compute / threshold, model.sync * weights / rate / threshold)
-    need = np.minimum(candidate, most)
+    need = np.nan_to_num(np.minimum(candidate, most), nan=1.0)
     while True:
         up = ~fits(need) & (need < most)
         if not up.any():
