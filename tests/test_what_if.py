@@ -78,7 +78,9 @@ def test_a_long_sweep_leaves_numbers_out_but_not_the_one_that_is_enough(machines
     assert (counts[0], counts[-1]) == (1, machines)
     assert len(counts) <= 34
     best = found.rows[-1].minibatch_ms
-    every = [minibatch_ms(chain, best_partition(chain, Cluster(m, 1e9)), Cluster(m, 1e9)) for m in range(1, machines + 1)]
+    every = [
+        minibatch_ms(chain, best_partition(chain, Cluster(m, 1e9)), Cluster(m, 1e9)) for m in range(1, machines + 1)
+    ]
     assert found.enough == 1 + next(index for index, ms in enumerate(every) if ms <= best * 1.05)
     assert found.enough in counts
 
@@ -152,7 +154,10 @@ def test_the_tables_are_printed_below_the_report_within_80_columns() -> None:
         "machines config              a minibatch   speed-up  efficiency sent a minibatch\n"
         "       1 1                      120.0 ms     1.00 x        100%              0 B\n"
     ) in output
-    assert "       4 3-1                    30.00 ms     4.00 x        100%           290 kB\n4 machines are enough: " in output
+    assert (
+        "       4 3-1                    30.00 ms     4.00 x        100%           290 kB\n4 machines are enough: "
+        in output
+    )
     assert "off by up to 20%               draws  other config  slower, half  slower, worst\n" in output
     assert "(--seed 5)" in output
     assert max(map(len, output.splitlines())) <= 80
@@ -167,7 +172,11 @@ def test_json_is_all_that_goes_to_the_standard_output() -> None:
     assert result["plan"] == json.loads(Path("plan.json").read_text())
     rows = {row["name"]: row for row in result["comparison"]}
     assert list(rows) == ["this plan", "single machine", "data parallelism", "model parallelism", "straight pipeline"]
-    assert (rows["this plan"]["config"], rows["this plan"]["minibatch_ms"], rows["this plan"]["speedup"]) == ("3-1", 30, 4)
+    assert (rows["this plan"]["config"], rows["this plan"]["minibatch_ms"], rows["this plan"]["speedup"]) == (
+        "3-1",
+        30,
+        4,
+    )
     assert result["sweep"]["enough_machines"] == 4
     assert [row["machines"] for row in result["sweep"]["rows"]] == [1, 2, 3, 4]
     assert result["robustness"]["profile"]["draws"] == result["robustness"]["bandwidth"]["draws"] == 200
@@ -187,13 +196,16 @@ def test_json_says_what_a_memory_limit_did() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--machines", "4", "--robustness", "20"], "Invalid value for '--robustness': 20.0 is not in the range 0<x<1."),
+        (
+            ["--machines", "4", "--robustness", "20"],
+            "Invalid value for '--robustness': 20.0 is not in the range 0<x<1.",
+        ),
         (["--machines", "4", "--robustness", "0"], "Invalid value for '--robustness': 0.0 is not in the range 0<x<1."),
         (["--machines", "4", "--robustness", "nan"], "Invalid value for '--robustness': nan is not "),
         (["--machines", "4", "--robustness", "0.2", "--seed", "-1"], "Invalid value for '--seed': -1 is not in "),
         (["--config", "3-1", "--sweep"], "--sweep and --robustness ask for the best plan; leave out --config and "),
         (["--machines", "4", "--robustness", "0.2", "--memory", "1GB"], "--robustness looks at times without a memory"),
-        (["--machines", "4", "--json", "--timeline"], "--json leaves no room for a timeline here; write it to a file"),
+        (["--machines", "4", "--json", "--timeline"], "--json leaves no room for a timeline; write it to a file"),
     ],
 )
 def test_questions_that_do_not_go_together_end_with_2(arguments: list[str], message: str) -> None:

@@ -130,10 +130,6 @@ def _until(minibatches: range, used: Callable[[int], int], version: int) -> Iter
     return takewhile(lambda b: used(b) <= version, minibatches)
 
 
-_WALKED = 16
-"""Depth up to which the order is walked under stashing too; the walk takes the square of it."""
-
-
 @cache
 def sets_needed(versions: StageVersions) -> int:
     """How many parameter sets a worker must hold, by walking the order of each replica.
@@ -142,8 +138,6 @@ def sets_needed(versions: StageVersions) -> int:
     version that a minibatch in flight or a pass to come uses, and the newest. Under stashing it comes to w + lag, and
     to 1 where w is 1 and there is no lag: the update then works in place.
     """
-    if versions.in_flight > _WALKED and versions.mode.weights == "stash" and versions.mode.by_round:
-        return versions.in_flight + versions.lag
     r = versions.replicas
     size = versions.update_size(1)
     # Long enough for every version to have been forgotten and for any pattern of the stages' counts to come round.

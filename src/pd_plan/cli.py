@@ -263,7 +263,7 @@ def main(
     if robustness is not None and memory is not None:
         raise click.UsageError("--robustness looks at times without a memory limit; leave out --memory.")
     if as_json and timeline == _TERMINAL:
-        raise click.UsageError("--json leaves no room for a timeline here; write it to a file with --timeline file.svg.")
+        raise click.UsageError("--json leaves no room for a timeline; write it to a file with --timeline file.svg.")
     options: dict[str, Any] = {"in_flight": in_flight, "links": links}
     options |= {"memory_bytes": memory, "optimizer": optimizer, "recompute": recompute}
     questions = _Questions(sweep, robustness, seed, as_json)
