@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
-from pd_format.memory import OPTIMIZER_STATES
+from pd_format.memory import OPTIMIZER_STATES, stage_memory_bytes
 from pd_format.plan import read_plan
 from pd_format.profile import LayerProfile, Profile
 from pd_format.schedule import paper_depths
+from pd_format.versions import Mode, stage_versions
 from pd_plan.cli import main
 from pd_plan.cluster import Cluster
 from pd_plan.cost import Chain, Partition
@@ -45,12 +47,12 @@ class Heavy(NamedTuple):
     cut: bool = True
 
 
-FIGURES = st.sampled_from([0, 1, 2, 3, 6])
-SIZES = st.sampled_from([0, 1, 2, 5])
+FIGURES = st.sampled_from([1, 2, 3, 6, 0])
+SIZES = st.sampled_from([3, 1, 7, 20, 0])
 HEAVY = st.builds(Heavy, FIGURES, FIGURES, SIZES, SIZES, SIZES, SIZES, st.sampled_from([True, True, True, False]))
 CHAINS = st.lists(HEAVY, min_size=1, max_size=5)
-BANDWIDTHS = st.sampled_from([1, 3, 10**9])
-LIMITS = st.integers(1, 80)
+BANDWIDTHS = st.sampled_from([10**9, 30, 3])
+PICKS = st.floats(0, 1)
 
 
 def profiles_of(layers: list[Heavy]) -> list[LayerProfile]:
@@ -150,6 +152,22 @@ def choices(
     return result
 
 
+def binding(layers: list[Heavy], shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], pick: float) -> int:
+    """A limit that some plan just keeps: the peaks of all plans, from the least at 0 to the most at 1, less one."""
+    peaks = {
+        memory(layers, ends, replicas, flags, "momentum")
+        for ends, replicas in shapes
+        for flags in product([False, True], repeat=len(ends))
+    }
+    ranked = [min(peaks) - 1, *sorted(peaks)]
+    return max(1, ranked[round(pick * (len(ranked) - 1))])
+
+
+def shapes_of(layers: list[Heavy], machines: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    every = partitions(plain_layers(layers))
+    return [(ends, replicas) for ends in every for replicas in replica_counts(len(ends), machines)]
+
+
 def preferred(found: list[Choice]) -> Choice | None:
     least = min((choice.value for choice in found), default=Fraction(0))
     return min((c for c in found if c.value <= least * (1 + EQUAL)), key=lambda c: c[1:6], default=None)
@@ -159,19 +177,15 @@ def plain_layers(layers: list[Heavy]) -> list[Layer]:
     return [Layer(0, cut=layer.cut) for layer in layers]
 
 
-@settings(max_examples=400, deadline=None)
-@given(CHAINS, st.integers(1, 5), BANDWIDTHS, LIMITS, st.booleans(), st.sampled_from(sorted(OPTIMIZER_STATES)))
+@settings(max_examples=300, deadline=None)
+@given(CHAINS, st.integers(1, 5), BANDWIDTHS, PICKS, st.booleans(), st.sampled_from(["momentum", "sgd", "adam"]))
 def test_the_plan_is_the_one_that_brute_force_prefers(
-    layers: list[Heavy], machines: int, bytes_per_ms: int, limit_bytes: int, recompute: bool, optimizer: str
+    layers: list[Heavy], machines: int, bytes_per_ms: int, pick: float, recompute: bool, optimizer: str
 ) -> None:
-    limit = limit_of(layers, limit_bytes, recompute, optimizer)
+    shapes = shapes_of(layers, machines)
+    limit = limit_of(layers, binding(layers, shapes, pick), recompute, optimizer)
     expected = preferred(
-        [
-            choice
-            for ends in partitions(plain_layers(layers))
-            for replicas in replica_counts(len(ends), machines)
-            for choice in choices(layers, ends, replicas, Fraction(bytes_per_ms), limit)
-        ]
+        [choice for shape in shapes for choice in choices(layers, *shape, Fraction(bytes_per_ms), limit)]
     )
     chain, park = Chain.of(profiles_of(layers)), Cluster(machines, bytes_per_ms * 8000.0)
 
@@ -195,17 +209,19 @@ def test_the_plan_is_the_one_that_brute_force_prefers(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(HEAVY, min_size=1, max_size=6),
+    st.lists(HEAVY, min_size=2, max_size=6),
     st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple),
     BANDWIDTHS,
-    LIMITS,
+    PICKS,
     st.booleans(),
 )
 def test_given_replicas_get_the_cuts_that_brute_force_prefers(
-    layers: list[Heavy], replicas: tuple[int, ...], bytes_per_ms: int, limit_bytes: int, recompute: bool
+    layers: list[Heavy], replicas: tuple[int, ...], bytes_per_ms: int, pick: float, recompute: bool
 ) -> None:
-    limit, chain = limit_of(layers, limit_bytes, recompute), Chain.of(profiles_of(layers))
+    chain = Chain.of(profiles_of(layers))
     replicas = replicas[: chain.most_stages]
+    shapes = [(ends, replicas) for ends in partitions(plain_layers(layers), len(replicas))]
+    limit = limit_of(layers, binding(layers, shapes, pick), recompute)
     expected = preferred(
         [
             choice
@@ -220,11 +236,12 @@ def test_given_replicas_get_the_cuts_that_brute_force_prefers(
 
 
 @settings(max_examples=100, deadline=None)
-@given(CHAINS, st.integers(1, 5), BANDWIDTHS, LIMITS, st.booleans())
+@given(CHAINS, st.integers(1, 5), BANDWIDTHS, PICKS, st.booleans())
 def test_a_rough_plan_keeps_within_the_limit_and_is_no_better_than_the_best(
-    layers: list[Heavy], machines: int, bytes_per_ms: int, limit_bytes: int, recompute: bool
+    layers: list[Heavy], machines: int, bytes_per_ms: int, pick: float, recompute: bool
 ) -> None:
-    limit, chain = limit_of(layers, limit_bytes, recompute), Chain.of(profiles_of(layers))
+    limit = limit_of(layers, binding(layers, shapes_of(layers, machines), pick), recompute)
+    chain = Chain.of(profiles_of(layers))
     park = Cluster(machines, bytes_per_ms * 8000.0)
     best = best_limited(chain, limit, park)
 
@@ -337,17 +354,19 @@ def test_no_plan_exceeds_its_limit(strategy: str, limit: int) -> None:
         try:
             plan = make_plan(NET, 4, 1e9, strategy, memory_bytes=limit * MB, recompute=recompute)
         except UserError as error:
-            assert "The obstacle is layer " in str(error)
+            refusal = str(error)
         else:
+            refusal = ""
             assert max(stage.predicted.memory_bytes for stage in plan.stages) <= limit * MB
+        assert not refusal or "The obstacle is layer " in refusal
 
 
 @pytest.mark.usefixtures("folder")
 def test_where_nothing_fits_the_layer_and_its_need_are_named_and_what_would_help() -> None:
     assert fail(1, "--machines", "2", "--memory", "590MB") == (
-        "profiles/tiny.json: no plan on 2 machines keeps within 590 MB a worker. The obstacle is layer layer0, Test: the "
-        "leanest plan has it in stage 0 (config 1-1, 2 in flight), which needs 614 MB, 204 MB of it for this layer. What "
-        "would help: an optimizer without state (--optimizer sgd)."
+        "profiles/tiny.json: no plan on 2 machines keeps within 590 MB a worker. The obstacle is layer layer0, Test: "
+        "the leanest plan has it in stage 0 (config 1-1, 2 in flight), which needs 614 MB, 204 MB of it for this "
+        "layer. What would help: an optimizer without state (--optimizer sgd)."
     )
 
 
@@ -438,3 +457,39 @@ def test_a_thousand_stages_are_counted_without_walking_their_order() -> None:
     assert (
         make_plan(heavy_profile(*[Heavy(1, 1, 0, 1, 0, 1)] * 300), 300, 1e18, "straight", in_flight="noam").noam == 300
     )
+
+
+def test_of_equal_plans_one_that_does_not_recompute_is_preferred_to_fewer_bytes() -> None:
+    layers = [Heavy(0, 0, 2, 0, 0, 10), Heavy(0, 0, 1, 0, 0, 30), Heavy(2, 3, 0, 0, 0, 40)]
+    chain, park = Chain.of(profiles_of(layers)), Cluster(2, 8e12)
+
+    # On one machine it takes 80 bytes. The second cut sends less, but its first stage needs 82 bytes or to recompute.
+    found = best_limited(chain, limit_of(layers, 78, recompute=True), park)
+
+    assert found == (Partition((1, 3), (1, 1)), (False, False), True)
+    tighter = best_limited(chain, limit_of(layers, 75, recompute=True), park)
+    assert tighter == (Partition((2, 3), (1, 1)), (True, False), True)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(HEAVY, min_size=3, max_size=3), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans())
+def test_the_planner_and_the_walk_of_the_order_agree(layers: list[Heavy], replicas: list[int], recompute: bool) -> None:
+    whole, count = profiles_of(layers), len(replicas)
+    partition = Partition((*range(1, count), 3), tuple(replicas))
+    depths = [depth + 1 for depth in paper_depths(replicas)]
+    mode = Mode(sync="bsp" if count == 1 else "overlap")
+
+    found = Sizes.of(whole, INPUT, "adam").needed(partition, depths, [recompute] * count)
+
+    assert found == [
+        stage_memory_bytes(
+            whole[first:end],
+            input_bytes=whole[first - 1].activation_bytes if first else INPUT,
+            output_bytes=whole[end - 1].activation_bytes if end < 3 else 0,
+            versions=stage_versions(mode, replicas, depths, s),
+            previous=(replicas[s - 1], depths[s - 1]) if s else None,
+            optimizer="adam",
+            recompute=recompute,
+        )
+        for s, (first, end) in enumerate(partition.ranges)
+    ]

@@ -135,10 +135,6 @@ def _below(version: int, used: Iterable[int]) -> Iterator[int]:
     return takewhile(lambda each: each < version, used)
 
 
-_WALKED = 16
-"""Depth up to which the order is walked under stashing too; the walk takes the square of it."""
-
-
 @cache
 def sets_needed(versions: StageVersions) -> int:
     """How many parameter sets a worker must hold, by walking the order of each replica.
@@ -148,8 +144,6 @@ def sets_needed(versions: StageVersions) -> int:
     still be on its way to other replicas. Under stashing it comes to w + lag, and to 1 where w is 1 and there is no
     lag: the update then works in place.
     """
-    if versions.in_flight > _WALKED and versions.mode.weights == "stash" and versions.mode.by_round:
-        return versions.in_flight + versions.lag
     r = versions.replicas
     size = versions.update_size(1)
     # Long enough for every version to have been forgotten and for any pattern of the stages' counts to come round.

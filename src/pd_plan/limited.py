@@ -54,11 +54,21 @@ class Limited(NamedTuple):
     """Whether no other plan at the paper's depths can be faster."""
 
 
-def best_limited(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel = PAPER) -> Limited | None:
+def best_limited(
+    chain: Chain, limit: Limit, cluster: Cluster, model: CostModel = PAPER, near: Limited | None = None
+) -> Limited | None:
     """The plan of the least A within the limit, at the paper's depths; None where there is none.
 
     Among values within 1e-9 of each other: fewer machines, then fewer stages, then fewer stages that recompute, then
     fewer bytes a minibatch, then later cuts.
+
+    Args:
+        chain: of the model.
+        limit: on the memory of a worker.
+        cluster: of the machines.
+        model: of the costs.
+        near: a plan within the limit on at most M machines that may be among the best; it changes nothing but how
+            long it takes.
     """
     free = best_partition(chain, cluster, model)
     if limit.fits(free, paper_depths(free.replicas)):
@@ -67,7 +77,7 @@ def best_limited(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel 
         rough = rough_partition(chain, limit, cluster, model)
         return None if rough is None else Limited(*rough, exact=False)
     rooms = RoomSearch(chain, limit, cluster, model)
-    some = rooms.plan_under(np.inf)
+    some = rooms.plan_under(np.inf) if near is None else near[:2]
     if some is None:
         return None
 
@@ -79,7 +89,7 @@ def best_limited(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel 
         return None if plan is None else value(plan)
 
     lower = minibatch_ms(chain, free, cluster, model) * (1 - search.EQUAL)
-    found = search.least(lower, value(some), probe)
+    found = search.least(lower, value(some), probe, near=near is not None)
     return Limited(*rooms.best_of_equals(found.threshold), exact=True)
 
 
@@ -221,8 +231,8 @@ class RoomSearch:
 
         def between(prefix: tuple[int, ...]) -> Ints:
             values = np.array([prefix[place] for place in at], dtype=np.int64)
-            differences: Ints = np.minimum(np.maximum(values[None, :] - values[:, None], 0), most)
-            return differences
+            sums: Ints = np.clip(values[None, :] - values[:, None], 0, most)
+            return sums
 
         parameters, trainable, stash = map(between, (sizes.parameters, sizes.trainable, sizes.stash))
         crossing = np.array([min(sizes.crossing[place], most) for place in at], dtype=np.int64)

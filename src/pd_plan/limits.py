@@ -16,7 +16,7 @@ import numpy as np
 
 from pd_format.memory import OPTIMIZER_STATES, arrivals_held, held_bytes
 from pd_format.profile import LayerProfile
-from pd_format.versions import Mode, lag_of, sets_needed, stage_versions
+from pd_format.versions import lag_of
 from pd_plan.cluster import Cluster
 from pd_plan.cost import PAPER, Chain, CostModel, Floats, Partition, cut_ms, stage_ms, sync_ms
 
@@ -80,10 +80,11 @@ class Sizes:
             depths: `in_flight` of each stage.
             recompute: of each stage; empty where none does.
         """
-        mode = Mode(sync=sync_of(len(partition.ends)))
+        sync = sync_of(len(partition.ends))
         result = []
         for index, ((first, end), replicas) in enumerate(zip(partition.ranges, partition.replicas, strict=True)):
-            held = held_bytes(
+            lag = lag_of(replicas, sync)
+            held: int = held_bytes(
                 parameters=self.parameters[end] - self.parameters[first],
                 trainable=self.trainable[end] - self.trainable[first],
                 stash=self.stash[end] - self.stash[first],
@@ -91,8 +92,9 @@ class Sizes:
                 output_bytes=self.crossing[end],
                 replicas=replicas,
                 in_flight=depths[index],
-                lag=lag_of(replicas, mode.sync),
-                sets=sets_needed(stage_versions(mode, partition.replicas, depths, index)),
+                lag=lag,
+                # What `pd_format.versions.sets_needed` comes to under stashing, without its walk.
+                sets=depths[index] + lag,
                 states=self.states,
                 recompute=bool(recompute) and recompute[index],
             )

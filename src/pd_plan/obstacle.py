@@ -18,6 +18,7 @@ from pd_format.units import format_bytes
 from pd_format.versions import lag_of
 from pd_plan.cost import Partition
 from pd_plan.limits import Limit, Sizes, sync_of
+from pd_plan.text import short_config
 
 __all__ = ["Finder", "Found", "why_none_fits"]
 
@@ -117,7 +118,7 @@ def _obstacle(layers: Sequence[LayerProfile], sizes: Sizes, found: Found) -> str
     largest = max(range(first, end), key=own)
     layer = layers[largest]
     op = layer.op if len(layer.op) <= _NAME else layer.op[: _NAME - 3] + "..."
-    where = f"stage {stage} (config {partition.config}, {depths[stage]} in flight)"
+    where = f"stage {stage} (config {short_config(partition.config)}, {depths[stage]} in flight)"
     text = f"The obstacle is layer {layer.name}, {op}: "
     if end - first == 1:
         return text + f"even alone in {where} it needs {format_bytes(needed[stage])}."

@@ -71,6 +71,7 @@ def _plan_under(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel, 
     room = np.full(last + 1, -1.0)
     machines[last], room[last] = 0, np.inf
     chosen = [(last, 1, False)] * last
+    shares = np.array([np.inf, *(depth - 1 for depth in _DEPTHS)])[:, None]
     for i in range(last - 1, -1, -1):
         js = i + 1 + np.flatnonzero((cuts[i + 1 :] <= threshold) & np.isfinite(machines[i + 1 :]))
         label = (np.inf, 0.0)
@@ -81,41 +82,37 @@ def _plan_under(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel, 
             if np.isfinite(threshold):
                 compute = prefix[js] - prefix[i]
                 need = fewest_replicas(compute, weights[js] - weights[i], cluster, model, threshold).astype(float)
-            for depth in (0, *_DEPTHS):
-                r = need
-                if depth:
-                    behind = np.where(js == last, 0, machines[js])
-                    r = np.maximum(need, np.ceil(behind / max(depth - 1, 1)))
-                total = r + machines[js]
-                w = np.ceil(total / r)
-                lag = np.where((r > 1) & ~((js == last) & (i == 0)), 1.0, 0.0)
-                held = held_bytes(
-                    parameters=sums[0][js] - sums[0][i],
-                    trainable=weights[js] - weights[i],
-                    stash=sums[1][js] - sums[1][i],
-                    input_bytes=crossing[i],
-                    output_bytes=crossing[js],
-                    replicas=r,
-                    in_flight=w,
-                    lag=lag,
-                    sets=w + lag,
-                    states=sizes.states,
-                    recompute=bool(again),
-                )
-                left = limit.memory_bytes - held
-                own = np.full(len(js), np.inf)
-                if i and crossing[i]:
-                    own = (left // crossing[i] - 1) * r
-                fits = (left >= 0) & (total <= most) & (w * r <= room[js]) & (own >= 1)
-                if not fits.any():
-                    continue
-                totals = np.where(fits, total, np.inf)
-                fewest = totals.min()
-                best = int(np.where(totals == fewest, own, -1.0).argmax())
-                if (fewest, -own[best]) < label:
-                    label = (float(fewest), -float(own[best]))
-                    machines[i], room[i] = fewest, own[best]
-                    chosen[i] = (int(js[best]), int(r[best]), bool(again))
+            # A row for each depth, the need alone first.
+            r = np.maximum(need, np.ceil(machines[js] / shares))
+            total = r + machines[js]
+            w = np.ceil(total / r)
+            alone = (js == last) & (i == 0)
+            lag = np.where((r > 1) & ~alone, 1.0, 0.0)
+            held = held_bytes(
+                parameters=sums[0][js] - sums[0][i],
+                trainable=weights[js] - weights[i],
+                stash=sums[1][js] - sums[1][i],
+                input_bytes=crossing[i],
+                output_bytes=crossing[js],
+                replicas=r,
+                in_flight=w,
+                lag=lag,
+                sets=w + lag,
+                states=sizes.states,
+                recompute=bool(again),
+            )
+            left = limit.memory_bytes - held
+            own = (left // crossing[i] - 1) * r if i and crossing[i] else np.full(r.shape, np.inf)
+            fits = (left >= 0) & (total <= most) & (w * r <= room[js]) & (own >= 1)
+            if not fits.any():
+                continue
+            totals = np.where(fits, total, np.inf)
+            fewest = float(totals.min())
+            row, best = np.unravel_index(int(np.where(totals == fewest, own, -1.0).argmax()), r.shape)
+            if (fewest, -float(own[row, best])) < label:
+                label = (fewest, -float(own[row, best]))
+                machines[i], room[i] = fewest, own[row, best]
+                chosen[i] = (int(js[best]), int(r[row, best]), bool(again))
     if not np.isfinite(machines[0]):
         return None
     ends, replicas, flags, i = [], [], [], 0

@@ -7,7 +7,7 @@ that was made from the figures as they are?
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 from statistics import median
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pd_plan.cluster import Cluster
 from pd_plan.cost import PAPER, Chain, CostModel, Partition, cut_ms, minibatch_ms, partition_bytes
-from pd_plan.limited import best_limited
+from pd_plan.limited import Limited, best_limited
 from pd_plan.limits import Limit, limited_minibatch_ms
 from pd_plan.partition import best_partition
 from pd_plan.search import EQUAL
@@ -87,22 +87,30 @@ def sweep(
     """
     single = chain.compute_ms(0, chain.layers)
     rows: dict[int, SweepRow] = {}
-    near: list[Partition] = []
+    plans: dict[int, Limited] = {}
 
     def row(count: int) -> SweepRow:
         if count not in rows:
-            rows[count] = _row(chain, Cluster(count, bandwidth_bps), model, limit, single, near)
+            cluster = Cluster(count, bandwidth_bps)
+            # What fewer machines can do, more can.
+            near = plans.get(max((other for other in plans if other < count), default=0))
+            if limit is None:
+                partition = best_partition(chain, cluster, model, [] if near is None else [near.partition])
+                plan: Limited | None = Limited(partition, (), True)
+            else:
+                plan = best_limited(chain, limit, cluster, model, near)
+            if plan is not None:
+                plans[count] = plan
+            rows[count] = _row(chain, cluster, model, limit, single, plan)
         return rows[count]
 
     counts = _counts(machines)
     for count in counts:
-        found = row(count).partition
-        near[:] = [found] if found is not None else near
+        row(count)
     best = row(machines).minibatch_ms
     fitting = [count for count in counts if rows[count].partition is not None]
     if not fitting:
         return Sweep(tuple(rows[count] for count in counts), None)
-    near.clear()
     enough = next(count for count in counts if rows[count].minibatch_ms <= best * (1 + ENOUGH))
     # More machines are never slower, so what lies between two rows is found by halving.
     fewer = max((count for count in counts if count < enough), default=0)
@@ -125,20 +133,17 @@ def _counts(machines: int) -> list[int]:
 
 
 def _row(
-    chain: Chain, cluster: Cluster, model: CostModel, limit: Limit | None, single_ms: float, near: Sequence[Partition]
+    chain: Chain, cluster: Cluster, model: CostModel, limit: Limit | None, single_ms: float, plan: Limited | None
 ) -> SweepRow:
+    if plan is None:
+        return SweepRow(cluster.machines, None, np.inf, 0.0, 0.0, 0.0)
     if limit is None:
-        partition = best_partition(chain, cluster, model, near)
-        ms = minibatch_ms(chain, partition, cluster, model)
+        ms = minibatch_ms(chain, plan.partition, cluster, model)
     else:
-        found = best_limited(chain, limit, cluster, model)
-        if found is None:
-            return SweepRow(cluster.machines, None, np.inf, 0.0, 0.0, 0.0)
-        partition = found.partition
-        ms = limited_minibatch_ms(chain, limit.sizes, partition, found.recompute, cluster, model)
+        ms = limited_minibatch_ms(chain, limit.sizes, plan.partition, plan.recompute, cluster, model)
     speedup = single_ms / ms if ms else 1.0
-    sent = float(partition_bytes(chain, partition))
-    return SweepRow(cluster.machines, partition, ms, speedup, speedup / cluster.machines, sent)
+    sent = float(partition_bytes(chain, plan.partition))
+    return SweepRow(cluster.machines, plan.partition, ms, speedup, speedup / cluster.machines, sent)
 
 
 def shaken_profile(

@@ -17,6 +17,7 @@ from pd_plan.limited_fixed import best_limited_cuts, cheapest_limited_cuts, some
 from pd_plan.limits import Limit
 from pd_plan.obstacle import Found, why_none_fits
 from pd_plan.rough import some_rough_partition
+from pd_plan.text import short_config
 
 __all__ = ["Kept", "check_depths", "keep_within"]
 
@@ -106,9 +107,9 @@ def keep_within(
         return None
 
     count = f"{cluster.machines} machine{'' if cluster.machines == 1 else 's'}"
-    what = f"no plan on {count}" if strategy == "auto" else f"no plan of config {free.config}"
+    what = f"no plan on {count}" if strategy == "auto" else f"no plan of config {short_config(free.config)}"
     if strategy in ("single", "data-parallel"):
-        what = f"strategy {strategy} (config {free.config}) does not fit: nothing of it"
+        what = f"strategy {strategy} (config {short_config(free.config)}) does not fit: nothing of it"
     raise why_none_fits(layers, limit, what, find, minibatch_size, machines_needed)
 
 
@@ -124,7 +125,8 @@ def check_depths(limit: Limit, partition: Partition, depths: Sequence[int], reco
         given = "-".join(map(str, depths))
         raise UserError(
             f"in_flight {given} needs {format_bytes(most)} a worker in stage {needed.index(most)} of config "
-            f"{partition.config}, over the limit of {format_bytes(limit.memory_bytes)}; give fewer, or auto."
+            f"{short_config(partition.config)}, over the limit of {format_bytes(limit.memory_bytes)}; "
+            "give fewer, or auto."
         )
 
 
