@@ -13,7 +13,7 @@ from pd_format.errors import UserError
 from pd_format.plan import Plan
 from pd_format.profile import InputSpec
 from pd_format.versions import Mode
-from pd_train.check import check_clipping, check_memory, check_schedule, settle_mode
+from pd_train.check import check_clipping, check_memory, check_schedule, optimizer_warning, settle_mode
 from pd_train.launch import launch
 from pd_train.options import OptimizerOptions, RunOptions
 
@@ -86,6 +86,18 @@ def test_memory_counts_the_sets_that_a_mode_adds() -> None:
     with pytest.raises(UserError, match="memory"):
         check_memory(plan, Mode("vertical-sync"), [3], 3_999_999)
     check_memory(plan, Mode("vertical-sync"), [3], 4_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum", "warned"),
+    [("sgd", 0.9, None), ("sgd", 0.0, None), ("adam", 0.9, "for momentum, and adam keeps more")],
+)
+def test_an_optimizer_that_keeps_more_than_planned_is_told(name: str, momentum: float, warned: str | None) -> None:
+    plan = a_plan("1-1")
+    options = RunOptions(plan, Path("run"), "digits", 1, optimizer=OptimizerOptions(name, momentum=momentum))
+    warning = optimizer_warning(options)
+    assert (warning is None) == (warned is None)
+    assert warned is None or warned in str(warning)
 
 
 def test_asp_applies_every_gradient_and_reports_the_staleness_that_it_met(tmp_path: Path) -> None:

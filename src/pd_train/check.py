@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pd_format.errors import UserError
+from pd_format.memory import OPTIMIZER_STATES
 from pd_format.plan import Plan
 from pd_format.schedule import find_deadlock
 from pd_format.units import format_bytes
@@ -14,12 +15,14 @@ from pd_format.versions import Mode, lag_of, least_group, sets_needed, stage_ver
 
 if TYPE_CHECKING:
     from pd_format.layers.chain import Chain
+    from pd_train.options import RunOptions
 
 __all__ = [
     "check_clipping",
     "check_memory",
     "check_precision",
     "check_schedule",
+    "optimizer_warning",
     "settle_mode",
     "stage_ranges",
 ]
@@ -140,6 +143,19 @@ def check_memory(plan: Plan, mode: Mode, ranks: Sequence[int], available_bytes: 
             f"the plan's {len(ranks)} workers on this host need {format_bytes(needed)} of memory and "
             f"{format_bytes(available_bytes)} are free; use fewer machines, a smaller minibatch, or more hosts."
         )
+
+
+def optimizer_warning(options: RunOptions) -> str | None:
+    """A sentence where the run's optimizer keeps more than the one that the plan's memory figures count."""
+    used, planned = options.optimizer.name, options.plan.optimizer
+    if used == "sgd" and options.optimizer.momentum > 0:
+        used = "momentum"
+    if OPTIMIZER_STATES[used] <= OPTIMIZER_STATES[planned]:
+        return None
+    return (
+        f"the plan's memory figures are for {planned}, and {used} keeps more: a worker needs more than the plan says. "
+        f"Plan with --optimizer {used} to be sure that it fits."
+    )
 
 
 def stage_ranges(plan: Plan, chain: Chain) -> list[tuple[int, int]]:

@@ -22,6 +22,7 @@ from pd_train.check import (
     check_memory,
     check_precision,
     check_schedule,
+    optimizer_warning,
     settle_mode,
 )
 from pd_train.host import available_cores, available_memory_bytes
@@ -203,7 +204,7 @@ def main(
 
 def _train(options: RunOptions) -> None:
     from pd_train.display import open_display, print_run_table
-    from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded, RunStarted
+    from pd_train.events import EpochEnded, EpochMetrics, Event, Note, RunEnded, RunStarted
     from pd_train.launch import launch
 
     ended: list[RunEnded] = []
@@ -219,6 +220,9 @@ def _train(options: RunOptions) -> None:
 
     try:
         show(RunStarted(options.plan.config, options.plan.workers, options.threads, str(options.run_dir)))
+        warning = optimizer_warning(options)
+        if warning is not None:
+            show(Note(warning))
         launch(options, show)
     finally:
         display.close()
