@@ -23,36 +23,26 @@ _TERMINAL = "-"
 _STRATEGIES = ("auto", "single", "data-parallel", "model-parallel", "straight")
 
 
-class Bandwidth(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on
-    """A rate with its unit, as bits per second."""
+class Figure(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on
+    """A figure with its unit.
 
-    name = "rate"
+    Args:
+        name: what it is, for the help.
+        parser: the function of `pd_format.units` that reads it, loaded when one is given.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """See `pd_format.units.parse_bandwidth`."""
-        from pd_format.units import parse_bandwidth
+    def __init__(self, name: str, parser: str) -> None:
+        self.name = name
+        self._parser = parser
 
-        if isinstance(value, float):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See the parser."""
+        from pd_format import units
+
+        if not isinstance(value, str):
             return value
         try:
-            return parse_bandwidth(value)
-        except UserError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Size(click.ParamType):  # type: ignore[type-arg]
-    """A size with its unit, as bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """See `pd_format.units.parse_size`."""
-        from pd_format.units import parse_size
-
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
+            return getattr(units, self._parser)(value)
         except UserError as error:
             self.fail(str(error), param, ctx)
 
@@ -127,7 +117,7 @@ class Config(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--bandwidth",
-    type=Bandwidth(),
+    type=Figure("rate", "parse_bandwidth"),
     metavar="rate",
     required=True,
     help="Of each machine's network link: 10gbps or 25 Gbit/s in bits, 1.25GB/s in bytes.",
@@ -170,7 +160,7 @@ class Config(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--memory",
-    type=Size(),
+    type=Figure("size", "parse_size"),
     metavar="size",
     help="That no worker may need more than: 16GB, 16GiB, 512MB. The fastest plan within it is chosen.",
 )

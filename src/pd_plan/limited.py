@@ -165,11 +165,6 @@ class RoomSearch:
             node = self._next(node, int(to[best]), int(counts[best]))
         return Partition(tuple(ends), tuple(replicas)), tuple(flags)
 
-    def fewest_machines(self, threshold: float = np.inf) -> int | None:
-        """The fewest machines that some plan at or under the threshold takes, or None."""
-        found = np.flatnonzero(self._room(threshold)[0] >= 0)
-        return int(found[0]) if found.size else None
-
     def best_of_equals(self, threshold: float) -> tuple[Partition, tuple[bool, ...]]:
         """Of all plans at or under the threshold, the one that the tie rule prefers; there is at least one."""
         room = self._room(threshold)
