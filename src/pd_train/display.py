@@ -219,8 +219,9 @@ def run_table(
     baseline = plan.predicted.data_parallel_bytes_per_minibatch
     text = f"{format_bytes(baseline)} on {_count(plan.machines, 'machine')}"
     if sent is not None and baseline > 0:
-        difference = f"{abs(1 - sent / baseline):.0%}".replace("%", " %")
-        text += f"; this run sent {difference} {'less' if sent <= baseline else 'more'}"
+        per_cent = round(100 * (1 - sent / baseline))
+        difference = f"{abs(per_cent)} % {'less' if per_cent > 0 else 'more'}" if per_cent else "as much"
+        text += f"; this run sent {difference}"
     table.add_row("data parallelism, computed", text)
     table.add_row("files", str(run_dir))
     return table
