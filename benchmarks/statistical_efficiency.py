@@ -6,8 +6,9 @@ small grid. The runs use the single-process reference of the tests, which comput
 (tests/test_equality.py), so that eight stages run on one core. Only asp has no such table: its gradients miss r - 1
 updates each here, as among r workers that are equally fast; real runs report what they meet.
 
-    python benchmarks/statistical_efficiency.py                      all of it, about an hour on two cores
+    python benchmarks/statistical_efficiency.py                      all of it, about forty minutes on two cores
     python benchmarks/statistical_efficiency.py --only digits/stash/4 --seeds 1      one row, one seed
+    python benchmarks/statistical_efficiency.py --progress FILE      keeps finished runs there; goes on after a stop
 
 Writes docs/evidence.json (every run), and the tables and the plot that docs/evidence.md shows.
 """
@@ -15,11 +16,12 @@ Writes docs/evidence.json (every run), and the tables and the plot that docs/evi
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ from pd_train.options import OptimizerOptions  # noqa: E402
 DOCS = ROOT / "docs"
 MODES = ("single", "bsp", "asp", "stash", "vertical-sync", "none", "flush", "2bw")
 DEPTHS = (2, 4, 8)
-GRID = (0.003, 0.01, 0.03, 0.1)
+GRID = (0.003, 0.01, 0.03, 0.1, 0.3)
 TUNING_SEEDS = (100, 101)
 MOMENTUM = 0.9
 
@@ -61,6 +63,7 @@ def text_net() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(128, 92))
 
 
+@functools.cache
 def digits() -> tuple[TensorDataset, TensorDataset]:
     """scikit-learn's handwritten digits, split and normalised as pd-train does."""
     from pd_format.profile import InputSpec
@@ -70,6 +73,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
     return training, validation  # type: ignore[return-value]
 
 
+@functools.cache
 def text() -> tuple[TensorDataset, TensorDataset]:
     """The prose with which scikit-learn describes its data sets; the last sixth is for validation."""
     import sklearn.datasets
@@ -123,7 +127,11 @@ def cells() -> Iterator[Cell]:
                 yield Cell(task, mode, depth)
 
 
-def run(job: tuple[Cell, float, int]) -> dict[str, Any]:
+Job = tuple[Cell, float, int]
+"""What to train, at which learning rate, from which seed."""
+
+
+def run(job: Job) -> dict[str, Any]:
     """Train once; the validation accuracy after each epoch."""
     cell, rate, seed = job
     torch.set_num_threads(1)
@@ -161,6 +169,24 @@ def _stages(model: nn.Sequential, cell: Cell) -> tuple[list[reference.ReferenceS
         return stages, reference.Rules(flush=cell.depth)
     group = least_group(replicas, depths) if cell.mode == "2bw" else None
     return stages, reference.Rules(weights=cell.mode, group=group)
+
+
+def run_all(
+    imap: Callable[[Callable[[Job], dict[str, Any]], Sequence[Job]], Iterator[dict[str, Any]]],
+    progress: Path | None,
+    jobs: Sequence[Job],
+) -> list[dict[str, Any]]:
+    """The runs of the jobs, in their order; those that `progress` holds are taken from there."""
+    lines = progress.read_text().splitlines() if progress is not None and progress.exists() else []
+    done = {(one["cell"], one["rate"], one["seed"]): one for one in map(json.loads, lines)}
+    missing = [job for job in jobs if (job[0].name, *job[1:]) not in done]
+    for count, one in enumerate(imap(run, missing), 1):
+        done[one["cell"], one["rate"], one["seed"]] = one
+        if progress is not None:
+            with progress.open("a") as file:
+                file.write(json.dumps(one) + "\n")
+        print(f"{count}/{len(missing)} {one['cell']} at {one['rate']:g}", file=sys.stderr, flush=True)
+    return [done[cell.name, rate, seed] for cell, rate, seed in jobs]
 
 
 def summarise(cell: Cell, rate: float, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -204,13 +230,14 @@ def main() -> None:
     parser.add_argument("--only", help="TASK/MODE/DEPTH of one row; writes nothing")
     parser.add_argument("--seeds", type=int, default=5, help="runs a row, after tuning")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--progress", type=Path, help="a file of finished runs, read first and added to")
     arguments = parser.parse_args()
     chosen = [cell for cell in cells() if arguments.only in (None, cell.name)]
     if not chosen:
         parser.error(f"--only {arguments.only}: expected one of {', '.join(cell.name for cell in cells())}")
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        trials = [(cell, rate, seed) for cell in chosen for rate in GRID for seed in TUNING_SEEDS]
-        tuned = list(pool.imap(run, trials))
+        train = functools.partial(run_all, pool.imap, arguments.progress)
+        tuned = train([(cell, rate, seed) for cell in chosen for rate in GRID for seed in TUNING_SEEDS])
         best = {
             cell: max(
                 GRID,
@@ -220,7 +247,7 @@ def main() -> None:
             )
             for cell in chosen
         }
-        final = list(pool.imap(run, [(cell, best[cell], seed) for cell in chosen for seed in range(arguments.seeds)]))
+        final = train([(cell, best[cell], seed) for cell in chosen for seed in range(arguments.seeds)])
     rows = [summarise(cell, best[cell], [one for one in final if one["cell"] == cell.name]) for cell in chosen]
     for row in rows:
         print(json.dumps(row))
