@@ -49,7 +49,7 @@ from pd_plan.cluster import Cluster
 from pd_plan.cost import Chain
 from pd_plan.partition import best_partition
 from pd_plan.planner import make_plan
-from pd_train.datasets import load_datasets
+from pd_train.datasets.loading import load_datasets
 from pd_train.events import EpochEnded, Event
 from pd_train.launch import launch
 from pd_train.options import OptimizerOptions, RunOptions

@@ -67,7 +67,7 @@ def text_net() -> nn.Sequential:
 def digits() -> tuple[TensorDataset, TensorDataset]:
     """scikit-learn's handwritten digits, split and normalised as pd-train does."""
     from pd_format.profile import InputSpec
-    from pd_train.datasets import load_datasets
+    from pd_train.datasets.loading import load_datasets
 
     training, validation = load_datasets("digits", [InputSpec(name="x", shape=(16, 1, 8, 8), dtype="float32")], 10, 16)
     return training, validation  # type: ignore[return-value]

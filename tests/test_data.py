@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from pd_format.errors import UserError
 from pd_format.profile import InputSpec
 from pd_train.data import Minibatch, MinibatchLoader
-from pd_train.datasets import load_datasets
+from pd_train.datasets.loading import load_datasets
 from pd_train.seeding import epoch_order, minibatch_seed, sample_seed, seed_generators, seed_host_generators
 
 X = InputSpec(name="x", shape=(4, 3), dtype="float32")
@@ -301,10 +301,15 @@ def test_digits_follow_the_models_input() -> None:
         ("digits:16", (3, 32, 32), 10, "takes samples of 3x32x32; --data digits:16 has 1x16x16"),
         ("digits", (10,), 10, "takes samples of 10; --data digits has 1x8x8 .* or 64 numbers"),
         ("digits", (1, 8, 8), 4, "tells 4 classes apart; --data digits has 10"),
-        ("digits:0", (1, 8, 8), 10, "'digits:0' is unknown; expected digits, digits:SIZE"),
+        (
+            "digits:0",
+            (1, 8, 8),
+            10,
+            "'digits:0' is unknown; expected synthetic, synthetic:SAMPLES, digits, digits:SIZE",
+        ),
         ("digits:big", (1, 8, 8), 10, "'digits:big' is unknown"),
         ("synthetic:-1", (1, 8, 8), 10, "'synthetic:-1' is unknown"),
-        ("mnist", (1, 8, 8), 10, "'mnist' is unknown; expected digits, .* synthetic:SAMPLES"),
+        ("mnist", (1, 8, 8), 10, "'mnist' does not say where it is"),
         ("nowhere/data.py:load", (1, 8, 8), 10, "there is no file nowhere/data.py"),
     ],
 )

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 from pd_format.errors import UserError
 
-__all__ = ["DIGITS_PIXELS", "DataName", "parse_data"]
+__all__ = ["DATA_HELP", "DIGITS_PIXELS", "DataName", "parse_data"]
 
 DIGITS_PIXELS = 8
 """The side length of scikit-learn's digits as they are."""
 
 
+PathKind = Literal["imagefolder", "cifar10", "cifar100", "mnist", "fashion-mnist", "text", "msvd"]
+"""Data sets on disk, named with their folder (`text`: their file)."""
+
+DATA_HELP = (
+    "synthetic, synthetic:SAMPLES, digits, digits:SIZE, imagefolder:FOLDER, cifar10:FOLDER, cifar100:FOLDER, "
+    "mnist:FOLDER, fashion-mnist:FOLDER, text:FILE, msvd:FOLDER, or a function (path/file.py:function or "
+    "package.module:function) that returns a training and a validation Dataset"
+)
+
+
 class DataName(NamedTuple):
     """What the name of a data set says."""
 
-    kind: Literal["digits", "synthetic", "function"]
+    kind: Literal["digits", "synthetic", "function"] | PathKind
     size: int | None = None
     """The side length of digits in pixels; the number of synthetic samples, None where it is left open."""
+    path: str | None = None
+    """Of a data set on disk."""
 
 
 def parse_data(text: str) -> DataName:
-    """Read `digits`, `digits:32`, `synthetic`, `synthetic:1000`, or a function as `path/file.py:function`.
+    """Read a name such as `digits`, `synthetic:1000`, `cifar10:PATH` or `path/file.py:function`.
 
     Raises:
-        UserError: it is none of these.
+        UserError: it is none that `DATA_HELP` lists.
     """
-    kind, colon, size = text.partition(":")
-    whole = size.isascii() and size.isdigit() and int(size) > 0
+    kind, colon, rest = text.partition(":")
+    whole = rest.isascii() and rest.isdigit() and int(rest) > 0
     if kind == "digits" and (whole or not colon):
-        return DataName("digits", int(size) if colon else DIGITS_PIXELS)
+        return DataName("digits", int(rest) if colon else DIGITS_PIXELS)
     if kind == "synthetic" and (whole or not colon):
-        return DataName("synthetic", int(size) if colon else None)
+        return DataName("synthetic", int(rest) if colon else None)
+    if kind in get_args(PathKind):
+        if not rest:
+            what = "file" if kind == "text" else "folder"
+            raise UserError(f"Data set {text!r} does not say where it is; expected {kind}:{what.upper()}.")
+        return DataName(cast(PathKind, kind), path=rest)
     place, _, function = text.rpartition(":")
     if kind not in ("digits", "synthetic") and place and function.isidentifier():
         return DataName("function")
-    raise UserError(
-        f"Data set {text!r} is unknown; expected digits, digits:SIZE (as in digits:32), synthetic, synthetic:SAMPLES, "
-        "path/file.py:function or package.module:function."
-    )
+    raise UserError(f"Data set {text!r} is unknown; expected {DATA_HELP}.")

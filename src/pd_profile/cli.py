@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pd_format.data import DataName, parse_data
+from pd_format.data import DATA_HELP, DataName, parse_data
 from pd_format.errors import UserError
 from pd_profile.options import (
     InputShape,
@@ -108,8 +108,14 @@ def _parse_data(text: str) -> tuple[str, DataName]:
     show_default=True,
     metavar="DATA",
     callback=_parsed(_parse_data),
-    help="What training will use: synthetic, synthetic:SAMPLES, digits, digits:SIZE or path/file.py:function. It is "
-    "written into the profile and not read here; digits tells the shape of a sample.",
+    help=f"What training will use: {DATA_HELP}. It is written into the profile and not read here.",
+)
+@click.option(
+    "--task",
+    default="classification",
+    show_default=True,
+    metavar="TASK",
+    help="What the model learns, which decides on loss and metrics.",
 )
 @click.option(
     "--device",
@@ -147,6 +153,7 @@ def _run(
     device: str,
     threads: int | None,
     seed: int,
+    task: str,
     output: Path | None,
 ) -> None:
     from pd_profile.profiling import Request, UnknownModel, profile_model
@@ -158,6 +165,7 @@ def _run(
         minibatch_size=minibatch_size,
         shapes=tuple(shapes),
         data=data[0],
+        task=task,
         data_pixels=data[1].size if data[1].kind == "digits" else None,
         device=device,
         threads=threads,

@@ -34,7 +34,6 @@ from pd_profile.table import check_lines, table_lines
 __all__ = ["Request", "UnknownModel", "profile_model"]
 
 _TORCHVISION = "torchvision.models"
-_TASK = "classification"
 
 
 class UnknownModel(UserError):
@@ -56,6 +55,7 @@ class Request:
     minibatch_size: int
     shapes: tuple[InputShape, ...]
     data: str
+    task: str
     data_pixels: int | None
     device: str
     threads: int | None
@@ -70,6 +70,7 @@ def profile_model(request: Request) -> None:
         UserError: anything that the user can mend, from an unknown name to too little memory.
     """
     _check_output(request.output)
+    get_task(request.task)  # A wrong name is refused before the long part.
     device = _device(request.device)
     if request.threads is not None:
         torch.set_num_threads(request.threads)
@@ -109,7 +110,7 @@ def profile_model(request: Request) -> None:
         chain=chain,
         inputs=inputs,
         data=request.data,
-        task=_TASK,
+        task=request.task,
         device=described,
         summary=summary,
         stash_bytes=stash_bytes,
@@ -124,7 +125,7 @@ def _measured(
     generator = torch.Generator().manual_seed(request.seed)
     values = random_inputs(inputs, model, generator, device)
     stash_bytes, output = stash_of(model, chain, values)
-    task = get_task(_TASK)
+    task = get_task(request.task)
     targets = task.random_targets(output, generator)
     del output
     clock = clock_for(device)

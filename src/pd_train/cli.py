@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from pd_format.data import parse_data
+from pd_format.data import DATA_HELP, parse_data
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.plan import Plan, read_plan
@@ -52,8 +52,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 )
 @click.option(
     "--data",
-    help="digits, digits:SIZE, synthetic, synthetic:SAMPLES, or a function (path/file.py:function or "
-    "package.module:function) that returns a training and a validation Dataset.  [default: what the plan says]",
+    help=f"{DATA_HELP[0].upper()}{DATA_HELP[1:]}.  [default: what the plan says]",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--minibatches", type=click.IntRange(min=1), help="Train on at most so many in the whole run.")

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from pd_format.errors import UserError
 from pd_format.profile import InputSpec
-from pd_train.datasets import check_dataset
+from pd_train.datasets.indexed import check_dataset
 from pd_train.seeding import epoch_order, preserved_generators, sample_seed, seed_host_generators
 
 __all__ = ["Minibatch", "MinibatchLoader", "TensorRows"]

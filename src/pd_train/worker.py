@@ -22,7 +22,7 @@ from pd_train.clipping import Clipping
 from pd_train.compute import DivergedError, StageRunner
 from pd_train.control import Bound, Done, Failed, FromWorker, Happened, Peers, WorkerSetup, log_path
 from pd_train.data import MinibatchLoader
-from pd_train.datasets import load_datasets
+from pd_train.datasets.loading import load_datasets
 from pd_train.engine import TorchEngine
 from pd_train.events import Event, Note
 from pd_train.inbox import Inbox, PeerLostError, StallError

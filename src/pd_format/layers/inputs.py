@@ -12,16 +12,25 @@ from torch import Tensor
 from pd_format.errors import UserError
 from pd_format.profile import InputSpec
 
-__all__ = ["identifier", "match_inputs", "stand_in"]
+__all__ = ["dtype_of", "identifier", "match_inputs", "stand_in"]
 
 
-def stand_in(spec: InputSpec, more: int) -> Tensor:
-    dtype = getattr(torch, spec.dtype, None)
+def dtype_of(spec: InputSpec) -> torch.dtype:
+    """The dtype that an input names.
+
+    Raises:
+        UserError: torch has none of this name.
+    """
+    dtype = getattr(torch, spec.dtype.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise UserError(
             f"input {spec.name!r} has dtype {spec.dtype!r}; expected a torch dtype such as float32 or int64."
         )
-    return torch.empty((spec.shape[0] + more, *spec.shape[1:]), dtype=dtype, device="meta")
+    return dtype
+
+
+def stand_in(spec: InputSpec, more: int) -> Tensor:
+    return torch.empty((spec.shape[0] + more, *spec.shape[1:]), dtype=dtype_of(spec), device="meta")
 
 
 def identifier(name: str) -> str:

@@ -1,0 +1,57 @@
+"""From the name that `--data` gives to a training and a validation data set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from pd_format.data import parse_data
+from pd_format.errors import UserError
+from pd_format.profile import InputSpec
+from pd_train.datasets.digits import load_digits
+from pd_train.datasets.own import load_own
+from pd_train.datasets.synthetic import SyntheticDataset
+
+__all__ = ["load_datasets"]
+
+SYNTHETIC_MINIBATCHES = 100
+
+
+def load_datasets(
+    name: str,
+    inputs: Sequence[InputSpec],
+    classes: int | None,
+    minibatch_size: int,
+    label_shape: tuple[int, ...] = (),
+) -> tuple[Dataset[Any], Dataset[Any]]:
+    """Make the train and the validation data set.
+
+    Args:
+        name: `digits` or `digits:32` (scikit-learn's handwritten digits, resized), `synthetic` or `synthetic:1000`
+            (random samples; 100 minibatches of them by default), or a function: see `pd_format.data`.
+        inputs: of the model.
+        classes: that the model tells apart; None where that is not known.
+        minibatch_size: samples a minibatch.
+        label_shape: of a sample's labels, which synthetic samples are given; empty where it has one.
+
+    Raises:
+        UserError: there is no such data set, it needs something that is not installed, or does not fit the model.
+    """
+    kind, size, path = parse_data(name)
+    if kind == "digits":
+        assert size is not None
+        return load_digits(size, name, inputs, classes)
+    if kind == "function":
+        return load_own(name)
+    if path is not None:
+        raise UserError(f"--data {name}: data sets of kind {kind} cannot be read yet.")
+    if classes is None:
+        raise UserError(f"--data {name} draws labels from the model's classes, whose number is not known.")
+    samples = size or SYNTHETIC_MINIBATCHES * minibatch_size
+    return (
+        SyntheticDataset(inputs, classes, samples, label_shape=label_shape),
+        SyntheticDataset(inputs, classes, math.ceil(samples / 10), first=samples, label_shape=label_shape),
+    )
