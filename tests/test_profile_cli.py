@@ -182,7 +182,7 @@ def test_a_torchvision_model_is_found_by_name(folder: Path) -> None:
         (["net.py:cnn", "--threads", "0"], "0 is not in the range x>=1."),
         (["net.py:cnn", "--model-arg", "channels"], "found 'channels'; expected NAME=VALUE"),
         (["net.py:cnn", "--input-shape", "1,8,x"], "found 'x' as a dimension in '1,8,x'"),
-        (["net.py:cnn", "--data", "cifar"], "Data set 'cifar' is unknown; expected digits, "),
+        (["net.py:cnn", "--data", "cifar"], "Data set 'cifar' is unknown; expected synthetic, "),
         (["net.py:cnn", "--device", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'."),
         ([], "Missing argument 'MODEL'."),
     ],
