@@ -250,7 +250,7 @@ def test_stages_that_do_not_cover_the_model_once_are_refused(stages: list[tuple[
     [
         ("gone.py:samples", r"there is no file gone\.py"),
         (f"{MODELS}:number_40", "holds no callable of that name. Did you mean numbers_40"),
-        ("imagenet", "Data set 'imagenet' is unknown; expected digits"),
+        ("imagenet", "Data set 'imagenet' is unknown; expected synthetic"),
         ("digits", r"The model takes samples of 16; --data digits has 1x8x8"),
     ],
 )
