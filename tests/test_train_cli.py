@@ -349,6 +349,7 @@ def test_a_run_prints_plain_lines_and_writes_its_files(tmp_path: Path, monkeypat
         "clip_norm": None,
         "drop_last": True,
         "target_accuracy": None,
+        "init_from": None,
         "seed": 5,
         "threads": 2,
     }

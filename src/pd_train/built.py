@@ -15,6 +15,7 @@ from pd_format.layers.task import classes_of, label_shape_of
 from pd_format.plan import Plan
 from pd_format.versions import StageVersions, sets_needed
 from pd_train.check import stage_ranges
+from pd_train.initial import find_weights, load_weights
 
 __all__ = ["BuiltStage", "build_stage"]
 
@@ -56,16 +57,34 @@ class BuiltStage:
         return {name: tensor.detach().cpu() for name, tensor in state.items()}
 
 
-def build_stage(plan: Plan, index: int, seed: int, device: torch.device) -> BuiltStage:
+def build_stage(plan: Plan, index: int, seed: int, device: torch.device, init_from: str | None = None) -> BuiltStage:
     """Build the plan's model as any worker builds it, and keep one stage.
 
+    Args:
+        plan: of the run.
+        index: of the stage.
+        seed: of the run.
+        device: that the stage computes on.
+        init_from: see `pd_train.initial.find_weights`; None for the weights that the model is built with.
+
     Raises:
-        UserError: the model cannot be built, or is not the plan's.
+        UserError: the model cannot be built, is not the plan's, or the weights to start from do not fit it.
     """
+    weights = None if init_from is None else find_weights(init_from, plan.model.factory)
     torch.manual_seed(seed)
     model = build_model(plan.model.factory, plan.model.kwargs)
     chain = build_chain(model, plan.inputs)
-    module = chain.stage(*stage_ranges(plan, chain)[index]).to(device)
+    module = chain.stage(*stage_ranges(plan, chain)[index])
+    used = {name for layer in chain.layers for name in (*layer.parameters, *layer.buffers)}
+    unused = {
+        name: tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if chain.state_names.get(name) == name and name not in used
+    }
+    if weights is not None:
+        kept = {id(tensor) for tensor in [*module.parameters(), *module.buffers(), *unused.values()]}
+        load_weights(weights, model, chain.state_names, kept)
+    module = module.to(device)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.data = parameter.data.contiguous()
@@ -73,17 +92,12 @@ def build_stage(plan: Plan, index: int, seed: int, device: torch.device) -> Buil
         id(tensor): chain.state_names.get(name, name)
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
     }
-    used = {name for layer in chain.layers for name in (*layer.parameters, *layer.buffers)}
     return BuiltStage(
         module=module,
         parameters=parameters,
         names=names,
         state_names=chain.state_names,
-        unused={
-            name: tensor.clone()
-            for name, tensor in model.state_dict().items()
-            if chain.state_names[name] == name and name not in used
-        },
+        unused={name: tensor.detach().clone() for name, tensor in unused.items()},
         classes=classes_of(chain.output),
         label_shape=label_shape_of(chain.output),
     )

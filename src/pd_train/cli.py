@@ -108,6 +108,12 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 )
 @click.option("--drop-last", is_flag=True, help="Leave out a last, shorter minibatch of an epoch.")
 @click.option("--target-accuracy", type=click.FloatRange(min=0, max=1), help="Stop once validation reaches it (0.97).")
+@click.option(
+    "--init-from",
+    metavar="WEIGHTS",
+    help="Start from a plain state dict (weights.pt, or model.pt of an earlier run), or from weights of torchvision "
+    "that are on this machine already (torchvision:DEFAULT, torchvision:IMAGENET1K_V1).  [default: random weights]",
+)
 @click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=0, show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Of each worker.  [default: cores over workers here]")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
@@ -150,6 +156,7 @@ def main(
     clip_grad_norm: float | None,
     drop_last: bool,
     target_accuracy: float | None,
+    init_from: str | None,
     seed: int,
     threads: int | None,
     device: str,
@@ -193,6 +200,7 @@ def main(
             drop_last=drop_last,
             threads=threads or max(1, available_cores() // plan.workers),
             target_accuracy=target_accuracy,
+            init_from=init_from,
             seed=seed,
             device=device,
             peer_timeout=peer_timeout,

@@ -49,6 +49,8 @@ class RunOptions:
     """Of each worker."""
     target_accuracy: float | None = None
     """Between 0 and 1."""
+    init_from: str | None = None
+    """Weights to start from: a file, or torchvision's by name; see `pd_train.initial`."""
     seed: int = 0
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
@@ -75,6 +77,7 @@ def recorded(options: RunOptions) -> dict[str, object]:
         "clip_norm": options.clip_norm,
         "drop_last": options.drop_last,
         "target_accuracy": options.target_accuracy,
+        "init_from": options.init_from,
         "seed": options.seed,
         "threads": options.threads,
     }

@@ -100,7 +100,7 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
     options = setup.options
     torch.set_num_threads(options.threads)
     device = _choose_device(options.device, setup.local_index)
-    built = build_stage(options.plan, place.stage.index, options.seed, device)
+    built = build_stage(options.plan, place.stage.index, options.seed, device, options.init_from)
     loaders = _open_data(options, built) if place.before is None else None
     transport = Transport(setup.rank, setup.run, setup.address, setup.port, options.peer_timeout)
     linger = 0.0
