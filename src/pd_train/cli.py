@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
 import time
@@ -26,6 +27,7 @@ from pd_train.check import (
     settle_mode,
 )
 from pd_train.host import available_cores, available_memory_bytes
+from pd_train.metrics import METRICS, default_metric
 from pd_train.options import OptimizerOptions, RunOptions
 
 __all__ = ["main"]
@@ -36,6 +38,7 @@ EPILOG = """\b
 Examples:
   pd-train --plan plan.json
   pd-train --plan plan.json --data digits --epochs 10 --target-accuracy 0.97
+  pd-train --plan plan.json --metric perplexity --target-metric 4
   pd-train --plan plan.json --minibatches 100 --optimizer adam --lr 0.0003
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
@@ -107,7 +110,18 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Clip by the norm of the whole model's gradient; only with --flush.",
 )
 @click.option("--drop-last", is_flag=True, help="Leave out a last, shorter minibatch of an epoch.")
-@click.option("--target-accuracy", type=click.FloatRange(min=0, max=1), help="Stop once validation reaches it (0.97).")
+@click.option(
+    "--metric",
+    type=click.Choice(list(METRICS)),
+    help="What the validation is judged by; meteor takes a data set with captions.  [default: perplexity for language "
+    "modeling, else accuracy]",
+)
+@click.option(
+    "--target-metric", type=float, help="Stop once validation reaches it, from above for loss and perplexity."
+)
+@click.option(
+    "--target-accuracy", type=click.FloatRange(min=0, max=1), help="Short for --metric accuracy --target-metric 0.97."
+)
 @click.option(
     "--init-from",
     metavar="WEIGHTS",
@@ -155,6 +169,8 @@ def main(
     clip_stage_grad_norm: float | None,
     clip_grad_norm: float | None,
     drop_last: bool,
+    metric: str | None,
+    target_metric: float | None,
     target_accuracy: float | None,
     init_from: str | None,
     seed: int,
@@ -178,6 +194,7 @@ def main(
         check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
         check_schedule(plan, mode)
         check_memory(plan, mode, range(plan.workers), available_memory_bytes())
+        metric, target_metric = _settle_metric(plan, metric, target_metric, target_accuracy)
         data = data or plan.data
         parse_data(data)
         options = RunOptions(
@@ -199,7 +216,8 @@ def main(
             clip_norm=clip_grad_norm,
             drop_last=drop_last,
             threads=threads or max(1, available_cores() // plan.workers),
-            target_accuracy=target_accuracy,
+            metric=metric,
+            target_metric=target_metric,
             init_from=init_from,
             seed=seed,
             device=device,
@@ -233,7 +251,30 @@ def _train(options: RunOptions) -> None:
         launch(options, show)
     finally:
         display.close()
-    print_run_table(options.plan, ended[0], metrics, options.run_dir, options.target_accuracy)
+    print_run_table(options.plan, ended[0], metrics, options.run_dir, options.target_metric)
+
+
+def _settle_metric(
+    plan: Plan, metric: str | None, target: float | None, target_accuracy: float | None
+) -> tuple[str, float | None]:
+    """The metric, and its value that ends the run, if one was given.
+
+    Raises:
+        click.UsageError: the options contradict each other, or the metric never has such a value.
+    """
+    if target_accuracy is not None:
+        if target is not None or metric not in (None, "accuracy"):
+            other = f"--metric {metric}" if target is None else "--target-metric"
+            raise click.UsageError(f"--target-accuracy and {other} exclude each other; leave one of them out.")
+        return "accuracy", target_accuracy
+    metric = metric or default_metric(plan.task)
+    least, most = METRICS[metric].least, METRICS[metric].most
+    if target is not None and not least <= target <= (math.inf if most is None else most):
+        expected = f"from {least:g} on" if most is None else f"between {least:g} and {most:g}"
+        raise click.BadParameter(
+            f"found {target:g}; a validation's {metric} is {expected}.", param_hint="--target-metric"
+        )
+    return metric, target
 
 
 def _new_run_dir(wanted: Path | None, plan: Plan) -> Path:

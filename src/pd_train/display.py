@@ -178,7 +178,10 @@ def _epoch_line(event: EpochEnded) -> str:
     metrics = event.metrics
     parts = [f"epoch {metrics.epoch + 1}/{event.epochs}", f"loss {_loss(metrics.train_loss)}"]
     if metrics.validation_loss is not None or metrics.validation_accuracy is not None:
-        parts.append(f"validation {_loss(metrics.validation_loss)}, accuracy {_percent(metrics.validation_accuracy)}")
+        text = f"validation {_loss(metrics.validation_loss)}, accuracy {_percent(metrics.validation_accuracy)}"
+        if metrics.metric not in ("accuracy", "loss"):
+            text += f", {metrics.metric} {_value(metrics.metric, metrics.judged)}"
+        parts.append(text)
     parts.append(_rate(metrics.samples_per_second if metrics.samples_per_second > 0 else None))
     return "  ".join(parts)
 
@@ -188,7 +191,7 @@ def run_table(
     ended: RunEnded,
     epochs: Sequence[EpochMetrics],
     run_dir: Path,
-    target_accuracy: float | None = None,
+    target: float | None = None,
 ) -> Table:
     """The figures of a whole run, for its end.
 
@@ -197,7 +200,7 @@ def run_table(
         ended: the last event.
         epochs: metrics of each epoch.
         run_dir: where the run's files are.
-        target_accuracy: between 0 and 1, or None where none was asked for.
+        target: value of the run's metric, or None where none was asked for.
     """
     from rich.table import Table
 
@@ -206,10 +209,11 @@ def run_table(
     table.add_column(overflow="fold")
     stages, workers = len(plan.stages), plan.workers
     table.add_row("plan", f"{plan.config} ({_count(stages, 'stage')}, {_count(workers, 'worker')})")
-    table.add_row("best validation accuracy", _percent(ended.best_accuracy))
-    if target_accuracy is not None:
+    best = ended.best_accuracy if ended.metric == "accuracy" else ended.best_metric
+    table.add_row(f"best validation {ended.metric}", _value(ended.metric, best))
+    if target is not None:
         reached = f"reached in {_seconds(ended.seconds)}, {_count(ended.epochs, 'epoch')}"
-        table.add_row(f"target {_percent(target_accuracy)}", reached if ended.reached_target else "not reached")
+        table.add_row(f"target {_value(ended.metric, target)}", reached if ended.reached_target else "not reached")
     table.add_row("training time", f"{_seconds(ended.seconds)}, {_count(ended.epochs, 'epoch')}")
     seconds = sum(metrics.seconds for metrics in epochs)
     samples = sum(metrics.seconds * metrics.samples_per_second for metrics in epochs)
@@ -232,12 +236,12 @@ def print_run_table(
     ended: RunEnded,
     epochs: Sequence[EpochMetrics],
     run_dir: Path,
-    target_accuracy: float | None = None,
+    target: float | None = None,
     stream: TextIO | None = None,
 ) -> None:
     """Print `run_table`, on standard output by default."""
     console = _console(sys.stdout if stream is None else stream, terminal=None)
-    console.print(run_table(plan, ended, epochs, run_dir, target_accuracy))
+    console.print(run_table(plan, ended, epochs, run_dir, target))
 
 
 def _console(stream: TextIO, terminal: bool | None) -> Console:
@@ -258,6 +262,15 @@ def _loss(loss: float | None) -> str:
     if loss is None:
         return UNKNOWN
     return f"{loss:.4f}" if not math.isfinite(loss) or 1e-3 <= abs(loss) < 1e4 or loss == 0 else f"{loss:.2e}"
+
+
+def _value(metric: str, value: float | None) -> str:
+    """A metric's value as people of the field write it: 97.00 %, 0.2940 of METEOR, perplexity 23.41."""
+    if metric == "accuracy":
+        return _percent(value)
+    if metric == "perplexity" and value is not None and value < 1e4:
+        return f"{value:.2f}"
+    return _loss(value)
 
 
 def _percent(share: float | None) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pd_format.layers.stage import StageModule
-from pd_format.layers.task import Task
+from pd_format.layers.task import PredictingTask, Task
 from pd_format.layers.values import map_tensors, tensors_in
 from pd_train.seeding import seed_generators
 
@@ -30,6 +30,8 @@ class Score(NamedTuple):
     correct: float | None
     """Samples that the model got right; None in training, where nobody counts."""
     samples: int
+    predictions: Tensor | None = None
+    """What the model predicts for each sample, on the CPU; only in a validation whose metric is made of that."""
 
 
 class StageEngine(Protocol):
@@ -92,6 +94,7 @@ class TorchEngine:
         task: gives loss and score at the last stage.
         device: what the module is on.
         naive: for naive pipelining, the module's own parameters, which every graph then shares.
+        predict: whether a validation's scores hold the task's predictions; the task must be able to make them.
         recompute: keep a stage's inputs instead of its activations, and run its forward pass again before its
             backward pass.
     """
@@ -104,6 +107,7 @@ class TorchEngine:
         device: torch.device,
         naive: Sequence[nn.Parameter] | None = None,
         recompute: bool = False,
+        predict: bool = False,
     ) -> None:
         self._module = module
         self._sets = sets
@@ -111,6 +115,7 @@ class TorchEngine:
         self._device = device
         self._naive = naive
         self._recompute = recompute
+        self._predict = predict
         self._pointers = _pointers_to(module, sets[0])
         self._current = 0
         self._stash: dict[int, _Stash | _Recipe] = {}
@@ -169,7 +174,12 @@ class TorchEngine:
                 return sent
             targets = map_tensors(self._here, targets)
             loss = self._task.loss(result[0], targets)
-            return Score(loss.item(), self._task.correct(result[0], targets), self._task.samples(targets))
+            predictions = None
+            if self._predict:
+                assert isinstance(self._task, PredictingTask)
+                predictions = self._task.predictions(result[0]).cpu()
+            samples = self._task.samples(targets)
+            return Score(loss.item(), self._task.correct(result[0], targets), samples, predictions)
 
     def _run(self, recipe: _Recipe) -> tuple[_Stash, tuple[Any, ...]]:
         """A forward pass, up to the loss where there are targets."""

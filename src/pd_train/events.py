@@ -5,7 +5,8 @@ Rank 0 gathers the figures of the whole run and hands these events to the progra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 __all__ = ["EpochEnded", "EpochMetrics", "Event", "Note", "Progress", "RunEnded", "RunStarted"]
 
@@ -25,6 +26,22 @@ class EpochMetrics:
     validation_loss: float | None
     validation_accuracy: float | None
     """Between 0 and 1."""
+    metric: str = "accuracy"
+    """By which the run is judged."""
+    validation_metric: float | None = None
+    """Its value, where it is neither the loss nor the accuracy."""
+
+    @property
+    def judged(self) -> float | None:
+        """The value of the metric."""
+        known = {"accuracy": self.validation_accuracy, "loss": self.validation_loss}
+        return known.get(self.metric, self.validation_metric)
+
+    def line(self) -> dict[str, Any]:
+        """As metrics.jsonl has it, with `validation_perplexity` or the like where the run is judged by that."""
+        fields = asdict(self)
+        metric, value = fields.pop("metric"), fields.pop("validation_metric")
+        return fields if metric in ("accuracy", "loss") else {**fields, f"validation_{metric}": value}
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,7 @@ class RunEnded:
     """The run is over and its files are written."""
 
     reached_target: bool | None
-    """None where no target accuracy was asked for."""
+    """None where no target was asked for."""
     seconds: float
     """Training alone, all epochs."""
     epochs: int
@@ -83,6 +100,10 @@ class RunEnded:
     mean_staleness: float | None = None
     """Updates between a gradient's being read for and applied, where that has no bound (asp)."""
     most_staleness: int | None = None
+    metric: str = "accuracy"
+    """By which the run is judged."""
+    best_metric: float | None = None
+    """The best value of the metric."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +17,8 @@ from pd_train.compute import Segment, StageRunner, WorkerStatistics
 from pd_train.data import MinibatchLoader
 from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded
 from pd_train.inbox import Inbox
+from pd_train.measured import Measure
+from pd_train.metrics import METRICS, perplexity_of
 from pd_train.optimizers import learning_rate
 from pd_train.options import RunOptions, recorded
 from pd_train.scores import Result, ScoreBoard
@@ -35,6 +38,7 @@ class Lead:
         loaders: training and validation minibatches, which say how many there are.
         device: that this worker computes on, for the report.
         tell: takes events for the display.
+        measure: makes the run's metric of each validation sample's predictions, where it is made of these.
     """
 
     def __init__(
@@ -46,8 +50,11 @@ class Lead:
         loaders: tuple[MinibatchLoader, MinibatchLoader],
         device: torch.device,
         tell: Callable[[Event], None],
+        measure: Measure | None,
     ) -> None:
         self._options = options
+        self._metric = METRICS[options.metric]
+        self._measure = measure
         self._runner = runner
         self._transport = transport
         self._inbox = inbox
@@ -68,16 +75,17 @@ class Lead:
             state_names: every key of the model's state dict, and the original name of its tensor.
         """
         left = self._options.minibatches
-        reached: bool | None = None if self._options.target_accuracy is None else False
+        target = self._options.target_metric
+        reached: bool | None = None if target is None else False
         for epoch in range(self._options.epochs):
             minibatches = self._training.minibatches if left is None else min(self._training.minibatches, left)
             metrics = self._run_epoch(epoch, minibatches)
             self._epochs.append(metrics)
-            lines = (json.dumps(asdict(one)) + "\n" for one in self._epochs)
+            lines = (json.dumps(one.line()) + "\n" for one in self._epochs)
             write_text(self._options.run_dir / "metrics.jsonl", "".join(lines))
             self._tell(EpochEnded(metrics, self._expected_epochs))
             left = None if left is None else left - minibatches
-            if reached is False and (metrics.validation_accuracy or 0.0) >= (self._options.target_accuracy or 0.0):
+            if target is not None and self._metric.is_reached(metrics.judged, target):
                 reached = True
                 break
             if left == 0:
@@ -96,7 +104,17 @@ class Lead:
             train_loss=trained.loss,
             validation_loss=validated.loss,
             validation_accuracy=validated.accuracy,
+            metric=self._metric.name,
+            validation_metric=self._judge(validated),
         )
+
+    def _judge(self, validated: Result) -> float | None:
+        """The value of a metric that is neither loss nor accuracy."""
+        if self._metric.from_predictions:
+            assert self._measure is not None
+            value = self._measure(validated.predictions)
+            return value if math.isfinite(value) else None
+        return perplexity_of(validated.loss) if self._metric.name == "perplexity" else None
 
     def _run_phase(self, epoch: int, minibatches: int, loader: MinibatchLoader, segment: int | None) -> Result:
         """Train on an epoch's first minibatches in segments of so many, or validate (None) in one."""
@@ -137,17 +155,18 @@ class Lead:
             everyone.append(WorkerStatistics(*numbers))
         staleness = [missed for one in everyone for missed in one.staleness]
         write_model(self._options.run_dir / "model.pt", join_state(state_names, parts))
-        accuracies = [one.validation_accuracy for one in self._epochs if one.validation_accuracy is not None]
         ended = RunEnded(
             reached_target=reached,
             seconds=sum(one.seconds for one in self._epochs),
             epochs=len(self._epochs),
-            best_accuracy=max(accuracies, default=None),
+            best_accuracy=METRICS["accuracy"].best(one.validation_accuracy for one in self._epochs),
             bytes_sent=sum(one.sent_bytes for one in everyone),
             training_bytes_sent=sum(one.training_bytes for one in everyone),
             minibatches=sum(one.minibatches for one in self._epochs),
             mean_staleness=sum(staleness) / len(staleness) if staleness else None,
             most_staleness=max(staleness, default=None),
+            metric=self._metric.name,
+            best_metric=self._metric.best(one.judged for one in self._epochs),
         )
         report = {
             "config": self._options.plan.config,

@@ -47,8 +47,10 @@ class RunOptions:
     drop_last: bool = False
     threads: int = 1
     """Of each worker."""
-    target_accuracy: float | None = None
-    """Between 0 and 1."""
+    metric: str = "accuracy"
+    """By which the run is judged: one of `pd_train.metrics.METRICS`."""
+    target_metric: float | None = None
+    """Its value that ends the run."""
     init_from: str | None = None
     """Weights to start from: a file, or torchvision's by name; see `pd_train.initial`."""
     seed: int = 0
@@ -76,7 +78,8 @@ def recorded(options: RunOptions) -> dict[str, object]:
         "clip_stage_norm": options.clip_stage_norm,
         "clip_norm": options.clip_norm,
         "drop_last": options.drop_last,
-        "target_accuracy": options.target_accuracy,
+        "metric": options.metric,
+        "target_metric": options.target_metric,
         "init_from": options.init_from,
         "seed": options.seed,
         "threads": options.threads,

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from pd_train.compute import Segment
 from pd_train.engine import Score
 from pd_train.events import Event, Progress
@@ -27,6 +29,8 @@ class Result(NamedTuple):
     """None in training, where nobody counts."""
     samples: int
     seconds: float
+    predictions: list[Tensor]
+    """Of each sample, in the order of the data set; empty where nobody asked for them."""
 
 
 class ScoreBoard:
@@ -74,7 +78,8 @@ class ScoreBoard:
         seconds = time.monotonic() - self._start
         correct = [score.correct for score in self._finished if score.correct is not None]
         loss, samples = _mean_loss(self._finished)
-        return Result(loss, sum(correct) / samples if correct else None, samples, seconds)
+        predictions = [each for score in self._finished if score.predictions is not None for each in score.predictions]
+        return Result(loss, sum(correct) / samples if correct else None, samples, seconds, predictions)
 
     def _take(self, message: Message) -> None:
         arrived = self._arrived.setdefault(message.segment, {})

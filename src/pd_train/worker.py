@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pd_format.errors import UserError
-from pd_format.layers.task import get_task
+from pd_format.layers.task import Task, get_task
 from pd_format.versions import StageVersions, sets_needed
 from pd_train.asynchronous import AsynchronousServer
 from pd_train.built import BuiltStage, build_stage
@@ -28,6 +28,8 @@ from pd_train.events import Event, Note
 from pd_train.inbox import Inbox, PeerLostError, StallError
 from pd_train.lead import Lead, follow, part_with
 from pd_train.links import Links
+from pd_train.measured import Measure, measure_of
+from pd_train.metrics import METRICS
 from pd_train.optimizers import stage_scale
 from pd_train.options import RunOptions
 from pd_train.routing import Place, place_of
@@ -101,20 +103,21 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
     torch.set_num_threads(options.threads)
     device = _choose_device(options.device, setup.local_index)
     built = build_stage(options.plan, place.stage.index, options.seed, device, options.init_from)
-    loaders = _open_data(options, built) if place.before is None else None
+    task = get_task(options.plan.task)
+    loaders, measure = _open_data(options, built, task) if place.before is None else (None, None)
     transport = Transport(setup.rank, setup.run, setup.address, setup.port, options.peer_timeout)
     linger = 0.0
     try:
         launcher.tell(Bound(transport.address, transport.port))
         transport.connect(launcher.await_peers())
         inbox = Inbox(transport, str(place), options.stall_timeout, lambda text: launcher.tell_event(Note(text)))
-        runner, sets = _assemble(place, options, built, Links(place, transport, inbox), loaders, device)
+        runner, sets = _assemble(place, options, built, Links(place, transport, inbox), loaders, device, task)
 
         def part() -> dict[str, Tensor]:
             return built.state(sets.newest()) if place.replica == 0 else {}
 
         if loaders is not None and setup.rank == 0:
-            lead = Lead(options, runner, transport, inbox, loaders, device, launcher.tell_event)
+            lead = Lead(options, runner, transport, inbox, loaders, device, launcher.tell_event, measure)
             lead.run(lambda: {**built.unused, **part()}, built.state_names)
         else:
             follow(inbox, runner)
@@ -148,6 +151,7 @@ def _assemble(
     links: Links,
     loaders: tuple[MinibatchLoader, MinibatchLoader] | None,
     device: torch.device,
+    task: Task,
 ) -> tuple[StageRunner, ParameterSets]:
     """Put a stage's computation, its weight versions and its parameter server together, as the mode asks."""
     versions = options.versions(place.stage.index)
@@ -158,7 +162,13 @@ def _assemble(
     averages_rounds = options.mode.by_round or options.mode.sync == "asp"
     scaling = options.optimizer.lr_scaling if averages_rounds else "none"
     engine = TorchEngine(
-        built.module, sets.sets, get_task(options.plan.task), device, naive=shared, recompute=place.stage.recompute
+        built.module,
+        sets.sets,
+        task,
+        device,
+        naive=shared,
+        recompute=place.stage.recompute,
+        predict=METRICS[options.metric].from_predictions,
     )
     runner = StageRunner(
         links=links,
@@ -205,7 +215,10 @@ def _clipping(options: RunOptions, links: Links) -> Clipping | None:
     return clipping
 
 
-def _open_data(options: RunOptions, built: BuiltStage) -> tuple[MinibatchLoader, MinibatchLoader]:
+def _open_data(
+    options: RunOptions, built: BuiltStage, task: Task
+) -> tuple[tuple[MinibatchLoader, MinibatchLoader], Measure | None]:
+    """Training and validation minibatches, and the metric that is made of predictions, where the run has such a one."""
     plan = options.plan
     datasets = load_datasets(options.data, plan.inputs, built.classes, plan.minibatch_size, built.label_shape)
     loaders = []
@@ -223,7 +236,10 @@ def _open_data(options: RunOptions, built: BuiltStage) -> tuple[MinibatchLoader,
             part = "train" if training else "validation"
             raise UserError(f"--data {options.data}, {part}: {error}") from None
         loaders.append(loader)
-    return loaders[0], loaders[1]
+    measure = None
+    if METRICS[options.metric].from_predictions:
+        measure = measure_of(datasets[1], options.data, options.metric, task, plan.task)
+    return (loaders[0], loaders[1]), measure
 
 
 def _log_to_file(setup: WorkerSetup, place: Place) -> None:

@@ -6,7 +6,7 @@ A loss is the mean over the minibatch's labels, so that a mean over an epoch wei
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from pd_format.errors import UserError
 
-__all__ = ["Classification", "Task", "classes_of", "get_task", "label_shape_of"]
+__all__ = ["Classification", "PredictingTask", "Task", "classes_of", "get_task", "label_shape_of"]
 
 AUXILIARY_WEIGHTS = {"aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
 """Weights of the auxiliary classifiers' losses: Inception-v3 has the first, GoogLeNet the other two."""
@@ -34,6 +34,14 @@ class Task(Protocol):
 
     def random_targets(self, output: object, generator: torch.Generator) -> Tensor:
         """Targets that fit an output, drawn from a generator on the CPU, on the output's device."""
+
+
+@runtime_checkable
+class PredictingTask(Protocol):
+    """A task whose predictions a validation data set can judge as a whole (METEOR, for one)."""
+
+    def predictions(self, output: object) -> Tensor:
+        """What the model predicts: a small tensor, batch dimension first, as of token ids (B, T)."""
 
 
 class Classification:
@@ -64,6 +72,10 @@ class Classification:
         logits = _logits(output)
         labels = _labels(logits, targets)
         return int((logits.argmax(dim=-1) == labels).sum()) / max(1, labels.shape[1:].numel())
+
+    def predictions(self, output: object) -> Tensor:
+        """The class with the largest logit, for each label that a sample has."""
+        return _logits(output).argmax(dim=-1)
 
     def samples(self, targets: object) -> int:
         """The size of the labels' batch dimension."""
