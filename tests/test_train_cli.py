@@ -127,6 +127,7 @@ def _hosts(*hosts: tuple[str, int]) -> Callable[[dict[str, Any]], object]:
         pytest.param(
             lambda p: p["stages"][1].update(in_flight=5), "in_flight 2 of stage 0 .* deadlock", id="depths deadlock"
         ),
+        pytest.param(lambda p: p.update(inference=True), "inference: found true; .* Plan anew without", id="inference"),
         pytest.param(lambda p: p.update(precision="bf16"), "precision: found 'bf16'", id="precision"),
     ],
 )

@@ -78,6 +78,8 @@ class Plan(Workload):
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "momentum"
     """What the memory figures count the state of."""
     cost_model: Literal["paper", "duplex"] = "paper"
+    inference: bool = False
+    """Whether it was made for forward passes alone: no backward pass, no gradients, no synchronisation."""
 
     @model_validator(mode="after")
     def _stages_fit_together(self) -> Plan:

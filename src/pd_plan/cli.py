@@ -144,6 +144,11 @@ class Config(click.ParamType):  # type: ignore[type-arg]
     help="Whether a link carries one direction at a time, as the paper counts, or both at once.",
 )
 @click.option(
+    "--inference",
+    is_flag=True,
+    help="Plan for pd-train --evaluate-only: forward passes alone, nothing sent back and nothing synchronised.",
+)
+@click.option(
     "--in-flight",
     metavar="depths",
     default="auto",
@@ -228,6 +233,7 @@ def main(
     strategy: str,
     config: tuple[int, ...] | None,
     cost_model: Literal["paper", "duplex"],
+    inference: bool,
     in_flight: str,
     links: str,
     memory: int | None,
@@ -248,13 +254,15 @@ def main(
     machines = _machines(machines, strategy, config)
     if recompute and memory is None:
         raise click.UsageError("--recompute costs time to save memory; say with --memory how much there is.")
+    if recompute and inference:
+        raise click.UsageError("--recompute saves what a backward pass needs, which --inference does without.")
     if (sweep or robustness is not None) and (config is not None or strategy != "auto"):
         raise click.UsageError("--sweep and --robustness ask for the best plan; leave out --config and --strategy.")
     if robustness is not None and memory is not None:
         raise click.UsageError("--robustness looks at times without a memory limit; leave out --memory.")
     if as_json and timeline == _TERMINAL:
         raise click.UsageError("--json leaves no room for a timeline; write it to a file with --timeline file.svg.")
-    options: dict[str, Any] = {"in_flight": in_flight, "links": links}
+    options: dict[str, Any] = {"in_flight": in_flight, "links": links, "inference": inference}
     options |= {"memory_bytes": memory, "optimizer": optimizer, "recompute": recompute}
     questions = _Questions(sweep, robustness, seed, as_json)
     try:
@@ -309,13 +317,15 @@ def _plan(
 
     from pd_format.jsonfile import write_record
     from pd_plan.graph_text import is_original, read_any_profile
-    from pd_plan.planner import decide, duplex_rival
+    from pd_plan.planner import decide, duplex_rival, forward_only
     from pd_plan.report import print_report
 
     chosen = "" if profile_path is not None else " (the newest in profiles/)"
     if profile_path is None:
         profile_path = _newest_profile(Path("profiles"))
     profile = read_any_profile(profile_path)
+    if options["inference"]:
+        profile = forward_only(profile)
     try:
         decision = decide(profile, machines, bandwidth, strategy, config, cost_model=cost_model, **options)
         rival = duplex_rival(profile, decision, **options)
@@ -333,6 +343,8 @@ def _plan(
     if timeline is not None:
         _show_timeline(console, profile, decision.plan, options["links"], timeline)
     following = f"next: pd-train --plan {output}"
+    if decision.plan.inference:
+        following += " --evaluate-only --init-from weights.pt"
     if is_original(profile):
         following = "to train, profile the model with pd-profile: a text profile does not say how to build it"
     console.print(f"wrote {output}; {following}", soft_wrap=True, markup=False)
@@ -343,15 +355,14 @@ def _answer(
 ) -> None:
     """Print what was asked for beyond the report, or all of it as JSON."""
     from pd_plan.cluster import Cluster
-    from pd_plan.cost import COST_MODELS
-    from pd_plan.planner import chain_of, partition_of
+    from pd_plan.planner import chain_of, model_of, partition_of
 
     if not (questions.sweep or questions.robustness is not None or questions.as_json):
         return
     from pd_plan import what_if
     from pd_plan.what_if_report import print_spreads, print_sweep
 
-    plan, model = decision.plan, COST_MODELS[decision.plan.cost_model]
+    plan, model = decision.plan, model_of(decision.plan)
     cluster, chain = Cluster(plan.machines, plan.bandwidth_bps), chain_of(profile)
     sweep, spreads = None, None
     if questions.sweep:

@@ -24,6 +24,7 @@ from pd_plan.cluster import Cluster
 __all__ = [
     "COST_MODELS",
     "DUPLEX",
+    "INFERENCE",
     "PAPER",
     "Chain",
     "CostModel",
@@ -57,10 +58,14 @@ class CostModel:
     sync: int
     """Times that (m-1)/m w passes the link of a worker: gradients out and parameters in as a worker, gradients
     in and parameters out as a shard."""
+    sent: int = 2
+    """Times that a_l is sent over a cut, whatever the link: activations, and gradients back."""
 
 
 PAPER = CostModel(cut=2, sync=4)
 DUPLEX = CostModel(cut=1, sync=2)
+INFERENCE = CostModel(cut=1, sync=2, sent=1)
+"""Forward passes alone: nothing comes back, whatever a link could do; there are no trainable bytes to synchronise."""
 COST_MODELS = {"paper": PAPER, "duplex": DUPLEX}
 
 
@@ -164,9 +169,9 @@ def stage_ms(compute_ms: Number, sync_ms: Number, replicas: Number) -> Number:
     return np.maximum(compute_ms, sync_ms) / replicas  # type: ignore[no-any-return]
 
 
-def cut_bytes(activation_bytes: int) -> int:
+def cut_bytes(activation_bytes: int, model: CostModel = PAPER) -> int:
     """2 a: what both sides of a cut send for one minibatch, in bytes, each counted at its sender."""
-    return 2 * activation_bytes
+    return model.sent * activation_bytes
 
 
 def stage_bytes(weight_bytes: int, replicas: int) -> Fraction:
@@ -192,16 +197,16 @@ def minibatch_ms(chain: Chain, partition: Partition, cluster: Cluster, model: Co
 def serial_ms(chain: Chain, partition: Partition, cluster: Cluster, model: CostModel = PAPER) -> float:
     """Time a minibatch where only one is under way: the sum of all T_l and of 2 C_i of the cuts, in ms.
 
-    The model makes no difference: activations and gradients pass one after the other, whatever a link could do.
+    Whether a link carries both directions at once makes no difference: activations and gradients pass one after the
+    other.
     """
-    cuts = [
-        2 * transfer_ms(float(chain.activation_bytes[end - 1]), cluster.bytes_per_ms) for end in partition.ends[:-1]
-    ]
+    rate = cluster.bytes_per_ms
+    cuts = [model.sent * transfer_ms(float(chain.activation_bytes[end - 1]), rate) for end in partition.ends[:-1]]
     return math.fsum([*chain.times_ms, *cuts])
 
 
-def partition_bytes(chain: Chain, partition: Partition) -> Fraction:
+def partition_bytes(chain: Chain, partition: Partition, model: CostModel = PAPER) -> Fraction:
     """Bytes that all workers send for one minibatch: 2 a for each cut and 2 (r-1)/r w for each stage."""
-    cuts = sum(cut_bytes(chain.activation_bytes[end - 1]) for end in partition.ends[:-1])
+    cuts = sum(cut_bytes(chain.activation_bytes[end - 1], model) for end in partition.ends[:-1])
     stages = zip(partition.ranges, partition.replicas, strict=True)
     return cuts + sum((stage_bytes(chain.weights(*layers), replicas) for layers, replicas in stages), Fraction(0))

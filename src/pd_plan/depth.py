@@ -113,7 +113,8 @@ def candidates(
     """
     trips, trip = [], 0.0
     for load in reversed(loads):
-        trip += load.forward_ms + load.backward_ms + 2 * transfer_ms(float(load.output_bytes), wiring.bytes_per_ms)
+        ways = 2 if wiring.gradients else 1
+        trip += load.forward_ms + load.backward_ms + ways * transfer_ms(float(load.output_bytes), wiring.bytes_per_ms)
         trips.append(trip)
     trips.reverse()
     seen: set[tuple[int, ...]] = set()

@@ -8,8 +8,8 @@ from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_bytes, format_ms
 from pd_plan.cluster import Cluster
-from pd_plan.cost import COST_MODELS, cut_ms
-from pd_plan.planner import partition_of
+from pd_plan.cost import cut_ms
+from pd_plan.planner import model_of, partition_of
 from pd_plan.search import EQUAL
 from pd_plan.text import short_config
 
@@ -38,7 +38,7 @@ def parts_of(profile: Profile, plan: Plan) -> list[Part]:
         parts.append(Part("synchronisation", stage.index, stage.predicted.sync_ms / stage.replicas))
         if end < len(profile.layers):
             size = float(profile.layers[end - 1].activation_bytes)
-            parts.append(Part("cut", stage.index, cut_ms(size, cluster.bytes_per_ms, COST_MODELS[plan.cost_model])))
+            parts.append(Part("cut", stage.index, cut_ms(size, cluster.bytes_per_ms, model_of(plan))))
     return parts
 
 
@@ -75,9 +75,10 @@ def _what(plan: Plan) -> str:
     predicted = plan.predicted
     text = f"Config {short_config(plan.config, _CONFIG_WIDTH)}: "
     text += f"{_count(len(plan.stages), 'stage')} on {_count(plan.workers, 'machine')}"
-    text += ", which is data parallelism" if len(plan.stages) == 1 < plan.workers else ""
+    if len(plan.stages) == 1 < plan.workers:
+        text += ", the whole model on each" if plan.inference else ", which is data parallelism"
     text += f", {format_ms(predicted.minibatch_ms)} a minibatch, {predicted.speedup:.2f} times as fast as one machine"
-    if plan.machines > 1 and (len(plan.stages) > 1 or plan.workers != plan.machines):
+    if plan.machines > 1 and not plan.inference and (len(plan.stages) > 1 or plan.workers != plan.machines):
         text += f" and {predicted.speedup_over_data_parallel:.2f} times as fast as data parallelism"
         text += f" on {plan.machines}"
     return text + "."
@@ -92,7 +93,7 @@ def _why(profile: Profile, plan: Plan) -> str:
     if part.what == "cut":
         size = profile.layers[partition_of(plan).ends[part.stage] - 1].activation_bytes
         back = "and as much back" if plan.cost_model == "paper" else "while as much comes back"
-        detail = f"{format_bytes(size)} one way {back}"
+        detail = f"{format_bytes(size)} one way" + (f" {back}" if not plan.inference else "")
     elif part.what == "compute":
         detail = f"{format_ms(stage.predicted.compute_ms)} a minibatch{shared}"
     else:
@@ -110,7 +111,8 @@ def _idle(profile: Profile, plan: Plan) -> str:
     rest = plan.machines - plan.workers
     others = "one more would idle" if rest == 1 else f"the other {rest} would idle"
     if part.what == "compute":
-        return f"{used}: synchronising or cutting for more would cost as much as they save, so {others}."
+        costs = "cutting" if plan.inference else "synchronising or cutting"
+        return f"{used}: {costs} for more would cost as much as they save, so {others}."
     return f"{used}: {_name(part, plan)} is the bottleneck, no plan on more is faster, so {others}."
 
 

@@ -17,8 +17,9 @@ def memory_line(decision: Decision) -> str | None:
     if decision.kept is None:
         return None
     limit = decision.kept.limit
+    optimizer = "" if decision.plan.inference else f", optimizer {decision.plan.optimizer}"
     recompute = ", stages may recompute" if limit.recompute else ""
-    return f"at most {format_bytes(limit.memory_bytes)} a worker, optimizer {decision.plan.optimizer}{recompute}"
+    return f"at most {format_bytes(limit.memory_bytes)} a worker{optimizer}{recompute}"
 
 
 def memory_sentences(decision: Decision, others: Sequence[Alternative]) -> Iterator[str]:

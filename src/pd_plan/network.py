@@ -23,6 +23,8 @@ class Wiring(NamedTuple):
     """B of each link, in each direction."""
     links: str = "card"
     """One of `LINKS`."""
+    gradients: bool = True
+    """Whether as much comes back over a cut as goes out; in inference answers are empty."""
 
 
 class Parcel(NamedTuple):

@@ -17,6 +17,7 @@ from pd_format.profile import InputSpec, Profile
 from pd_plan.cluster import Cluster
 from pd_plan.cost import (
     COST_MODELS,
+    INFERENCE,
     PAPER,
     Chain,
     CostModel,
@@ -45,7 +46,9 @@ __all__ = [
     "chain_of",
     "decide",
     "duplex_rival",
+    "forward_only",
     "make_plan",
+    "model_of",
     "partition_of",
 ]
 
@@ -128,6 +131,7 @@ def decide(
     memory_bytes: int | None = None,
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "momentum",
     recompute: bool = False,
+    inference: bool = False,
 ) -> Decision:
     """Decide which layers form which stage, how many workers replicate it, and how many minibatches are in flight.
 
@@ -143,11 +147,14 @@ def decide(
         memory_bytes: that no worker may need more than; None for no limit.
         optimizer: a key of `pd_format.memory.OPTIMIZER_STATES`, for its state.
         recompute: whether stages may recompute to keep within the limit.
+        inference: plan forward passes alone, of the profile made `forward_only`.
 
     Raises:
         UserError: no such plan exists, or an argument makes no sense; the text says why.
     """
     cluster = Cluster(machines, bandwidth_bps)
+    if inference:
+        profile = forward_only(profile)
     chain = chain_of(profile)
     for name, value, known in (
         ("cost_model", cost_model, COST_MODELS),
@@ -156,7 +163,7 @@ def decide(
     ):
         if value not in known:
             raise UserError(f"{name} {value!r} is unknown; expected one of {', '.join(known)}.")
-    model = COST_MODELS[cost_model]
+    model = INFERENCE if inference else COST_MODELS[cost_model]
     if config is not None:
         partition = _given(chain, cluster, strategy, tuple(config), model)
         strategy = "config"
@@ -172,7 +179,7 @@ def decide(
         samples = None if is_original(profile) else profile.minibatch_size
         kept = keep_within(profile.layers, chain, limit, cluster, model, strategy, partition, given, samples)
         partition, again = kept.partition, kept.recompute
-    elif recompute:
+    elif recompute and not inference:
         raise UserError("recompute costs time and saves memory only; give a limit on the memory with it.")
 
     def fits(depths: Sequence[int]) -> bool:
@@ -180,7 +187,7 @@ def decide(
 
     # Model parallelism is one minibatch at a time; all else is a pipeline.
     serial = strategy == "model-parallel"
-    wiring = Wiring(cluster.bytes_per_ms, links)
+    wiring = Wiring(cluster.bytes_per_ms, links, gradients=not inference)
     pace = limited_minibatch_ms(chain, sizes, partition, again, cluster, model)
     depths = _depths(loads_of(profile.layers, partition, again), wiring, pace, model, serial, in_flight, fits)
     if kept is not None:
@@ -206,6 +213,7 @@ def decide(
         predicted=_prediction(chain, cluster, partition, chosen, model),
         optimizer=optimizer,
         cost_model=cost_model,
+        inference=inference,
     )
     return Decision(plan, depths, kept)
 
@@ -222,12 +230,24 @@ def duplex_rival(profile: Profile, decision: Decision, **options: Any) -> Decisi
         None where there is no better one, or the plan was not for the planner to choose.
     """
     plan = decision.plan
-    if plan.strategy != "auto" or plan.cost_model != "paper" or decision.depths.simulated_ms is None:
+    if plan.strategy != "auto" or plan.cost_model != "paper" or plan.inference or decision.depths.simulated_ms is None:
         return None
     rival = decide(profile, plan.machines, plan.bandwidth_bps, cost_model="duplex", **options)
     if partition_of(rival.plan) == partition_of(plan) or rival.depths.simulated_ms is None:
         return None
     return rival if rival.depths.simulated_ms < decision.depths.simulated_ms * (1 - _CLEARLY) else None
+
+
+def forward_only(profile: Profile) -> Profile:
+    """The profile of inference: nothing is differentiated, saved for that, updated or synchronised."""
+    nothing = {"backward_ms": 0.0, "backward_ms_std": 0.0, "trainable_bytes": 0, "stash_bytes": 0}
+    layers = tuple(layer.model_copy(update=nothing) for layer in profile.layers)
+    return profile.model_copy(update={"layers": layers})
+
+
+def model_of(plan: Plan) -> CostModel:
+    """The cost model that a plan was made with."""
+    return INFERENCE if plan.inference else COST_MODELS[plan.cost_model]
 
 
 def partition_of(plan: Plan) -> Partition:
@@ -242,18 +262,29 @@ def partition_of(plan: Plan) -> Partition:
 def alternatives(profile: Profile, cluster: Cluster, model: CostModel = PAPER) -> list[Alternative]:
     """Single machine, data parallelism, model parallelism and a straight pipeline, on at most M machines.
 
+    What is data parallelism in training is, in inference, the whole model on each machine.
+
     The latter two have one machine a stage, so they cannot use more machines than there are stages to be cut.
     """
     chain = chain_of(profile)
     deepest = Cluster(min(cluster.machines, chain.most_stages), cluster.bandwidth_bps)
     found = [
         ("single machine", _single(chain, cluster), minibatch_ms),
-        ("data parallelism", _data_parallel(chain, cluster), minibatch_ms),
+        (
+            "whole model each" if model is INFERENCE else "data parallelism",
+            _data_parallel(chain, cluster),
+            minibatch_ms,
+        ),
         ("model parallelism", _model_parallel(chain, deepest), serial_ms),
         ("straight pipeline", _straight(chain, deepest, model), minibatch_ms),
     ]
     return [
-        Alternative(name, partition, cost(chain, partition, cluster, model), float(partition_bytes(chain, partition)))
+        Alternative(
+            name,
+            partition,
+            cost(chain, partition, cluster, model),
+            float(partition_bytes(chain, partition, model)),
+        )
         for name, partition, cost in found
     ]
 
@@ -354,7 +385,7 @@ def _prediction(
     every = float(cluster.machines)
     single = chain.compute_ms(0, chain.layers)
     data_parallel = float(stage_ms(single, sync_ms(whole, every, cluster.bytes_per_ms, model), every))
-    sent = float(partition_bytes(chain, partition))
+    sent = float(partition_bytes(chain, partition, model))
     data_parallel_sent = float(stage_bytes(chain.weight_bytes[-1], cluster.machines))
     return PlanPrediction(
         minibatch_ms=chosen,

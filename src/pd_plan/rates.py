@@ -52,15 +52,15 @@ def rate_sentences(decision: Decision, rival: Decision | None = None) -> Iterato
     difference = _difference(simulated, pace)
     if difference is not None and difference > _NEAR:
         yield f"Simulated, a minibatch takes {difference:.0%} longer than by the cost model: " + _why_longer(decision)
-    elif difference is not None and difference < -_NEAR and plan.cost_model == "paper":
+    elif difference is not None and difference < -_NEAR and plan.cost_model == "paper" and not plan.inference:
         yield (
             f"Simulated, a minibatch takes {-difference:.0%} less than by the cost model: "
             "links carry both directions at once, which the paper's cost model does not count."
         )
     if depths.paper_ms is not None and depths.paper_ms > simulated * (1 + _NEAR) and plan.strategy != "model-parallel":
         yield (
-            f"At the paper's depths ({_joined(depths.paper)}) a minibatch would take {format_ms(depths.paper_ms)}: "
-            "they leave no time for transfers."
+            f"At the paper's depths ({_joined(depths.paper)}) a minibatch would take {format_ms(depths.paper_ms)}"
+            f"{'' if plan.inference else ': they leave no time for transfers'}."
         )
     if rival is not None and rival.depths.simulated_ms is not None:
         faster = simulated / rival.depths.simulated_ms - 1

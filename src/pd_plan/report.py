@@ -10,11 +10,10 @@ from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_bandwidth, format_bytes, format_ms
 from pd_plan.cluster import Cluster
-from pd_plan.cost import COST_MODELS
 from pd_plan.explain import explain, parts_of
 from pd_plan.graph_text import is_original
 from pd_plan.memory_report import memory_line, memory_sentences
-from pd_plan.planner import Alternative, Decision, alternatives, partition_of
+from pd_plan.planner import Alternative, Decision, alternatives, model_of, partition_of
 from pd_plan.rates import rate_rows, rate_sentences
 from pd_plan.text import CONFIG_WIDTH, line, paragraph, row, short_config
 
@@ -49,14 +48,14 @@ def print_report(console: Console, profile: Profile, decision: Decision, rival: 
         f"minibatches of {size} ({profile.device.name or profile.device.kind}{estimated})",
     )
     line(console, f"Cluster   {machines}, {format_bandwidth(plan.bandwidth_bps)}, {directions} at a time")
-    line(console, f"Strategy  {plan.strategy}")
+    line(console, f"Strategy  {plan.strategy}{', for inference: forward passes alone' if plan.inference else ''}")
     memory = memory_line(decision)
     if memory is not None:
         line(console, f"Memory    {memory}")
     console.print()
     _print_stages(console, profile, plan)
     console.print()
-    others = alternatives(profile, Cluster(plan.machines, plan.bandwidth_bps), COST_MODELS[plan.cost_model])
+    others = alternatives(profile, Cluster(plan.machines, plan.bandwidth_bps), model_of(plan))
     _print_comparison(console, plan, others)
     console.print()
     _print_rates(console, decision)
@@ -108,7 +107,8 @@ def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
         line(console, f"      {names}", "cyan")
         if end < len(profile.layers):
             size = format_bytes(profile.layers[end - 1].activation_bytes)
-            line(console, f"      -- cut: {size} each way, {format_ms(times['cut', stage.index])} --", "dim")
+            ways = "one way" if plan.inference else "each way"
+            line(console, f"      -- cut: {size} {ways}, {format_ms(times['cut', stage.index])} --", "dim")
     paragraph(console, _NOTE, "dim")
 
 

@@ -11,7 +11,8 @@ beside them; nothing else takes time.
   part of them as soon as the backward pass has computed it (wait-free backpropagation), and as much of parameters:
   those of its shard, each part as soon as all replicas' gradients of that part are there. It receives as much of both.
   A part, which in truth goes to every other replica, is one transfer to one of them here, in turn. An update takes no
-  time; a version is complete at a replica when all its parts are there.
+  time; a version is complete at a replica when all its parts are there. A stage without such parameters waits for none.
+* In inference B(b) takes no time and its answer, which is empty, none either: it only bounds what is in flight.
 
 Links are full duplex; `network` says which transfer goes first.
 """
@@ -107,7 +108,7 @@ def parts_of(replicas: int) -> int:
 
 def work_of(loads: Sequence[StageLoad]) -> int:
     """Events of a minibatch: two passes and two transfers of each stage; each part is released, sent and answered."""
-    return 4 * len(loads) + 3 * sum(parts_of(load.replicas) for load in loads)
+    return 4 * len(loads) + 3 * sum(parts_of(load.replicas) for load in loads if load.weight_bytes)
 
 
 def effort(loads: Sequence[StageLoad], depths: Sequence[int]) -> int:
@@ -179,7 +180,7 @@ class _Stage:
         self.index = index
         self.load = load
         self.first_worker = first_worker
-        self.parts = parts_of(load.replicas)
+        self.parts = parts_of(load.replicas) if load.weight_bytes else 0
         self.ready = load.ready or tuple((part + 1) / self.parts for part in range(self.parts))
         sent = (load.replicas - 1) * load.weight_bytes / load.replicas
         self.part_ms = sent / self.parts / wiring.bytes_per_ms if self.parts else 0.0
@@ -226,6 +227,7 @@ class _Run:
             for replica in range(load.replicas):
                 self.workers.append(_Worker(len(self.workers), stage, replica, depth))
         self.network = Network(len(self.workers), wiring.links, self._transfer_starts)
+        self.answers_are_empty = not wiring.gradients
         self.finished_ms: list[float] = []
         """When each minibatch left the pipeline, in order of time."""
         self._now = 0.0
@@ -292,7 +294,11 @@ class _Run:
             other = self.stages[neighbour]
             target = other.first_worker + item.minibatch % other.load.replicas
             kind, takes = ("activations", stage.output_ms) if item.forward else ("gradients", other.output_ms)
-            self._send(kind, item.minibatch, 0, worker.rank, target, takes)
+            if not item.forward and self.answers_are_empty:
+                self.workers[target].gradients.add(item.minibatch)
+                self._try(self.workers[target])
+            else:
+                self._send(kind, item.minibatch, 0, worker.rank, target, takes)
         elif not item.forward:
             self.finished_ms.append(self._now)
         self._expect(worker)

@@ -83,7 +83,7 @@ def film(profile: Profile, plan: Plan, links: str = "card") -> Film:
             f"a timeline of {plan.workers} workers and {in_flight} minibatches in flight would show about "
             f"{work:,} events; expected at most {_MOST_WORK:,}. Draw a plan for fewer machines."
         )
-    wiring = Wiring(Cluster(plan.machines, plan.bandwidth_bps).bytes_per_ms, links)
+    wiring = Wiring(Cluster(plan.machines, plan.bandwidth_bps).bytes_per_ms, links, gradients=not plan.inference)
     passes, transfers = record(loads, depths, wiring, default_mode(len(loads)), minibatches)
     last = len(plan.stages) - 1
     finished = [one.end_ms for one in passes if one.stage == 0 and not one.item.forward]
@@ -96,7 +96,7 @@ def film(profile: Profile, plan: Plan, links: str = "card") -> Film:
         ),
         links=links,
         workers=tuple((stage.index, replica) for stage in plan.stages for replica in range(stage.replicas)),
-        passes=tuple(passes),
+        passes=tuple(one for one in passes if one.item.forward or not plan.inference),
         transfers=tuple(transfers),
         steady_ms=min(one.end_ms for one in passes if one.stage == last),
         rhythm_ms=finished[min(in_flight, len(finished) // 2) - 1],

@@ -142,7 +142,7 @@ def _row(
     else:
         ms = limited_minibatch_ms(chain, limit.sizes, plan.partition, plan.recompute, cluster, model)
     speedup = single_ms / ms if ms else 1.0
-    sent = float(partition_bytes(chain, plan.partition))
+    sent = float(partition_bytes(chain, plan.partition, model))
     return SweepRow(cluster.machines, plan.partition, ms, speedup, speedup / cluster.machines, sent)
 
 

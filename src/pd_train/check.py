@@ -21,6 +21,7 @@ __all__ = [
     "check_clipping",
     "check_memory",
     "check_precision",
+    "check_purpose",
     "check_schedule",
     "optimizer_warning",
     "settle_mode",
@@ -40,6 +41,19 @@ def check_schedule(plan: Plan, mode: Mode) -> None:
     reason = find_deadlock(replicas, [stage.in_flight for stage in plan.stages], lags)
     if reason is not None:
         raise UserError(f"the plan would never finish: {reason}. Make the plan anew with pd-plan.")
+
+
+def check_purpose(plan: Plan) -> None:
+    """Refuse to train by a plan for inference: its stages are balanced, and its memory counted, for forward passes.
+
+    Raises:
+        UserError: saying what to do instead.
+    """
+    if plan.inference:
+        raise UserError(
+            "inference: found true; the plan is for forward passes alone (pd-plan --inference), so that neither its "
+            "stages nor its memory figures suit training. Plan anew without --inference."
+        )
 
 
 def check_precision(plan: Plan) -> None:

@@ -22,6 +22,7 @@ from pd_train.check import (
     check_clipping,
     check_memory,
     check_precision,
+    check_purpose,
     check_schedule,
     optimizer_warning,
     settle_mode,
@@ -189,6 +190,7 @@ def main(
             raise UserError(f"--plan {plan_path}: there is no such file; make one with pd-plan, or name another.")
         plan = read_plan(plan_path)
         sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
+        check_purpose(plan)
         check_precision(plan)
         mode = settle_mode(plan, Mode(weights, sync, flush, group))
         check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
