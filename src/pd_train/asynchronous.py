@@ -7,11 +7,12 @@ between being read for and being applied has no bound; it is counted here and re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from pd_format.layers.values import tensors_in
 from pd_format.versions import StageVersions
 from pd_train.gradients import GradientBuckets, Gradients
 from pd_train.optimizers import MovingOptimizer
@@ -112,6 +113,11 @@ class AsynchronousServer:
             return False
         self.before_forward()
         return True
+
+    def held(self) -> Iterator[Tensor]:
+        for optimizer in self._optimizers.values():
+            yield from optimizer.held()
+        yield from tensors_in((*self._gradients, *self._parameters))
 
     def _leave(self, bucket: int, gradients: Gradients) -> None:
         shard = self._buckets[bucket].shard

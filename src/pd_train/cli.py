@@ -133,6 +133,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 @click.option("--threads", type=click.IntRange(min=1), help="Of each worker.  [default: cores over workers here]")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
+    "--measure-memory",
+    is_flag=True,
+    help="Count what each worker holds at its fullest and compare it with the plan; slower. GPUs count by themselves.",
+)
+@click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
     help="Where the run's files go, a new folder.  [default: runs/MODEL-DATE]",
@@ -177,6 +182,7 @@ def main(
     seed: int,
     threads: int | None,
     device: str,
+    measure_memory: bool,
     run_dir: Path | None,
     peer_timeout: float,
     stall_timeout: float,
@@ -223,6 +229,7 @@ def main(
             init_from=init_from,
             seed=seed,
             device=device,
+            measure_memory=measure_memory,
             peer_timeout=peer_timeout,
             stall_timeout=stall_timeout,
         )

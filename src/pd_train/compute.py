@@ -12,6 +12,7 @@ runs the same order with empty backward passes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -66,6 +67,8 @@ class WorkerStatistics(NamedTuple):
     """Of these, while it trained."""
     staleness: list[int]
     """See `pd_train.server.Server`."""
+    peak_bytes: int | None
+    """Memory held at the fullest; None where nobody counted."""
 
 
 class StageRunner:
@@ -79,6 +82,7 @@ class StageRunner:
         loaders: training and validation minibatches; None on workers of later stages.
         rate_scale: what the segment's learning rate is multiplied with at this stage.
         seed: of the run.
+        peak_bytes: tells how much memory the worker has held at its fullest.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class StageRunner:
         loaders: tuple[Loader, Loader] | None,
         rate_scale: float,
         seed: int,
+        peak_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._links = links
         self._inbox = links.inbox
@@ -103,6 +108,7 @@ class StageRunner:
         self._loaders = loaders
         self._rate_scale = rate_scale
         self._seed = seed
+        self._peak_bytes = peak_bytes
         self._stage = links.place.stage
         self._is_last = links.place.after is None
         self._forwards = self._backwards = range(0)
@@ -135,7 +141,9 @@ class StageRunner:
 
     def statistics(self) -> WorkerStatistics:
         """Of the run so far."""
-        return WorkerStatistics(self._links.sent_bytes, self._training_bytes, self._server.staleness)
+        return WorkerStatistics(
+            self._links.sent_bytes, self._training_bytes, self._server.staleness, self._peak_bytes()
+        )
 
     def _train_forward(self, segment: Segment, item: WorkItem) -> None:
         b = item.minibatch

@@ -227,6 +227,10 @@ def run_table(
         difference = f"{abs(per_cent)} % {'less' if per_cent > 0 else 'more'}" if per_cent else "as much"
         text += f"; this run sent {difference}"
     table.add_row("data parallelism, computed", text)
+    if ended.peak_memory_bytes is not None:
+        pairs = zip(ended.peak_memory_bytes, plan.stages, strict=True)
+        texts = [f"{format_bytes(p)} (planned {format_bytes(s.predicted.memory_bytes)})" for p, s in pairs]
+        table.add_row("most memory, by stage", ", ".join(texts))
     table.add_row("files", str(run_dir))
     return table
 

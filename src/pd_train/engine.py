@@ -7,7 +7,8 @@ those tensors until the backward pass (design, section 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from pd_format.layers.stage import StageModule
 from pd_format.layers.task import PredictingTask, Task
 from pd_format.layers.values import map_tensors, tensors_in
+from pd_train.memory import MemoryMeter
 from pd_train.seeding import seed_generators
 
 __all__ = ["Score", "StageEngine", "TorchEngine"]
@@ -119,22 +121,41 @@ class TorchEngine:
         self._pointers = _pointers_to(module, sets[0])
         self._current = 0
         self._stash: dict[int, _Stash | _Recipe] = {}
+        self._meter: MemoryMeter | None = None
         # What a stage sends must not share memory with what it goes on writing to.
         self._owned = {tensor.untyped_storage().data_ptr() for tensor in module.buffers()}
         for held in sets:
             self._owned |= {tensor.untyped_storage().data_ptr() for tensor in held}
 
+    def measure(self, meter: MemoryMeter) -> None:
+        """Let a meter see what each pass saves, and look when a pass has ended and at each gradient between."""
+        self._meter = meter
+        for leaf in {id(leaf): leaf for held in (self._naive or (), *self._sets) for leaf in held}.values():
+            leaf.register_post_accumulate_grad_hook(lambda _: meter.look())  # type: ignore[no-untyped-call]
+
+    def held(self) -> Iterator[Tensor]:
+        """What is kept between a minibatch's passes besides what autograd saved, the model's own tensors included."""
+        yield from self._module.parameters()
+        yield from self._module.buffers()
+        for held in (self._naive or (), *self._sets):
+            for leaf in held:
+                yield leaf
+                if leaf.grad is not None:
+                    yield leaf.grad
+        for kept in self._stash.values():
+            yield from tensors_in(tuple(kept))
+
     def forward(self, key: int, index: int, values: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
         recipe = _Recipe(index, map_tensors(self._here, values), None, seed)
         stash, result = self._run(recipe)
-        self._stash[key] = recipe if self._recompute else stash
+        self._keep(key, recipe, stash)
         sent: tuple[Any, ...] = map_tensors(self._to_send, result)
         return sent
 
     def forward_loss(self, key: int, index: int, values: tuple[Any, ...], targets: Any, seed: int) -> Score:
         recipe = _Recipe(index, map_tensors(self._here, values), map_tensors(self._here, targets), seed)
         stash, (loss,) = self._run(recipe)
-        self._stash[key] = recipe if self._recompute else stash
+        self._keep(key, recipe, stash)
         return Score(loss.item(), None, self._task.samples(recipe.targets))
 
     def backward(self, key: int, index: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
@@ -181,15 +202,21 @@ class TorchEngine:
             samples = self._task.samples(targets)
             return Score(loss.item(), self._task.correct(result[0], targets), samples, predictions)
 
+    def _keep(self, key: int, recipe: _Recipe, stash: _Stash) -> None:
+        self._stash[key] = recipe if self._recompute else stash
+        if self._meter is not None:
+            self._meter.look()
+
     def _run(self, recipe: _Recipe) -> tuple[_Stash, tuple[Any, ...]]:
         """A forward pass, up to the loss where there are targets."""
         self._point_to(recipe.weights)
         if not self._module.training:
             self._module.train()
         seed_generators(recipe.seed)
-        result: tuple[Any, ...] = self._module(*recipe.values)
-        if recipe.targets is not None:
-            result = (self._task.loss(result[0], recipe.targets),)
+        with contextlib.nullcontext() if self._meter is None else self._meter.saving():
+            result: tuple[Any, ...] = self._module(*recipe.values)
+            if recipe.targets is not None:
+                result = (self._task.loss(result[0], recipe.targets),)
         wanted = [tensor for tensor in tensors_in(recipe.values) if tensor.requires_grad]
         return _Stash(wanted, [tensor for tensor in tensors_in(result) if tensor.requires_grad]), result
 

@@ -104,6 +104,8 @@ class RunEnded:
     """By which the run is judged."""
     best_metric: float | None = None
     """The best value of the metric."""
+    peak_memory_bytes: tuple[int, ...] | None = None
+    """Of the fullest worker of each stage; None where nobody counted."""
 
 
 @dataclass(frozen=True)

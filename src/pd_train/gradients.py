@@ -6,7 +6,7 @@ their gradients are added up here first, in the minibatches' order, and leave in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -83,6 +83,10 @@ class GradientBuckets:
                 if lacking:
                     self._let_go(bucket)
             self._sums = {}
+
+    def held(self) -> Iterator[Tensor]:
+        """Sums of an update that is not complete."""
+        yield from self._sums.values()
 
     def _ready(self, index: int, parameter: Tensor) -> None:
         gradient = parameter.grad

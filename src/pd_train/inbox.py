@@ -59,6 +59,10 @@ class Inbox:
         """Messages of a kind without a handler are kept until `wait_for` takes them."""
         self._handlers[kind] = handler
 
+    def kept(self) -> list[Any]:
+        """The bodies that wait to be taken."""
+        return list(self._kept.values())
+
     def poll(self) -> None:
         """Sort all that has arrived, without waiting."""
         while (item := self._transport.receive()) is not None:

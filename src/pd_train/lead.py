@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pd_format.jsonfile import write_text
+from pd_format.plan import Plan
 from pd_train.checkpoint import join_state, write_model
 from pd_train.compute import Segment, StageRunner, WorkerStatistics
 from pd_train.data import MinibatchLoader
@@ -167,6 +168,7 @@ class Lead:
             most_staleness=max(staleness, default=None),
             metric=self._metric.name,
             best_metric=self._metric.best(one.judged for one in self._epochs),
+            peak_memory_bytes=_peaks(self._options.plan, everyone),
         )
         report = {
             "config": self._options.plan.config,
@@ -191,6 +193,13 @@ class Lead:
             lambda: all(rank in left or rank in self._inbox.lost_peers for rank in others),
             lambda: "the other workers to end",
         )
+
+
+def _peaks(plan: Plan, everyone: Sequence[WorkerStatistics]) -> tuple[int, ...] | None:
+    """What the fullest worker of each stage held, if they all counted."""
+    peaks = [[everyone[rank].peak_bytes for rank in stage.workers] for stage in plan.stages]
+    counted = [[peak for peak in held if peak is not None] for held in peaks]
+    return tuple(map(max, counted)) if counted == peaks else None
 
 
 def follow(inbox: Inbox, runner: StageRunner) -> None:

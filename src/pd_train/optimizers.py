@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +51,11 @@ class MovingOptimizer:
 
     def __init__(self, options: OptimizerOptions, tensors: Sequence[Tensor]) -> None:
         self._optimizer = _build(options, tensors)
+
+    def held(self) -> Iterator[Tensor]:
+        """The optimizer's state."""
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def step(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], rate: float) -> None:
         """Update the tensors, which hold the newest version's values, in place.

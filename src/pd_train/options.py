@@ -54,6 +54,8 @@ class RunOptions:
     init_from: str | None = None
     """Weights to start from: a file, or torchvision's by name; see `pd_train.initial`."""
     seed: int = 0
+    measure_memory: bool = False
+    """Whether workers count what they hold, which takes time."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     peer_timeout: float = 10.0

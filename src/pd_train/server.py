@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +56,9 @@ class Server(Protocol):
 
     def is_drained(self) -> bool:
         """Whether every update of the segment has reached this worker."""
+
+    def held(self) -> Iterator[Tensor]:
+        """Optimizer state, and gradients and parameters that wait."""
 
     staleness: list[int]
     """Updates between each gradient's being read for and applied, where they have no bound."""

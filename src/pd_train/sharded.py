@@ -14,11 +14,12 @@ that thread waits; only the leaving of gradients happens within a backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from pd_format.layers.values import tensors_in
 from pd_format.schedule import rounds_of
 from pd_format.versions import StageVersions
 from pd_train.clipping import Clipping
@@ -134,6 +135,13 @@ class ShardedServer:
                 if update < self.updates and self._advance_bucket(bucket, update):
                     self._next_update[bucket] += 1
                     progress = True
+
+    def held(self) -> Iterator[Tensor]:
+        for optimizer in self._optimizers.values():
+            yield from optimizer.held()
+        waiting = (self._contributions, self._arrived, self._means)
+        yield from tensors_in(tuple(value for held in waiting for value in held.values()))
+        yield from self._outgoing.held()
 
     def _is_uneven(self, update: int) -> bool:
         """Whether the update's minibatches differ in their samples."""

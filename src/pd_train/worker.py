@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from pd_format.errors import UserError
 from pd_format.layers.task import Task, get_task
+from pd_format.layers.values import tensors_in
 from pd_format.versions import StageVersions, sets_needed
 from pd_train.asynchronous import AsynchronousServer
 from pd_train.built import BuiltStage, build_stage
@@ -29,6 +31,7 @@ from pd_train.inbox import Inbox, PeerLostError, StallError
 from pd_train.lead import Lead, follow, part_with
 from pd_train.links import Links
 from pd_train.measured import Measure, measure_of
+from pd_train.memory import MemoryMeter
 from pd_train.metrics import METRICS
 from pd_train.optimizers import stage_scale
 from pd_train.options import RunOptions
@@ -170,18 +173,33 @@ def _assemble(
         recompute=place.stage.recompute,
         predict=METRICS[options.metric].from_predictions,
     )
+    server = _server(options, built, versions, sets, links)
     runner = StageRunner(
         links=links,
         versions=versions,
         engine=engine,
         sets=sets,
-        server=_server(options, built, versions, sets, links),
+        server=server,
         buffers=list(built.module.buffers()),
         loaders=loaders,
         rate_scale=stage_scale(scaling, place.stage.replicas, options.plan.stages[0].replicas),
         seed=options.seed,
+        peak_bytes=_peak_bytes(options, engine, server, links.inbox, device),
     )
     return runner, sets
+
+
+def _peak_bytes(
+    options: RunOptions, engine: TorchEngine, server: Server, inbox: Inbox, device: torch.device
+) -> Callable[[], int | None]:
+    """How the most memory held is found out, if at all."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.max_memory_allocated(device)
+    if not options.measure_memory:
+        return lambda: None
+    meter = MemoryMeter(lambda: (*engine.held(), *server.held(), *tensors_in(inbox.kept())))
+    engine.measure(meter)
+    return lambda: meter.peak_bytes
 
 
 def _server(
