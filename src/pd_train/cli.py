@@ -27,6 +27,7 @@ from pd_train.check import (
     optimizer_warning,
     settle_mode,
 )
+from pd_train.evaluation import check_evaluation
 from pd_train.host import available_cores, available_memory_bytes
 from pd_train.metrics import METRICS, default_metric
 from pd_train.options import OptimizerOptions, RunOptions
@@ -41,6 +42,7 @@ Examples:
   pd-train --plan plan.json --data digits --epochs 10 --target-accuracy 0.97
   pd-train --plan plan.json --metric perplexity --target-metric 4
   pd-train --plan plan.json --minibatches 100 --optimizer adam --lr 0.0003
+  pd-train --plan plan.json --evaluate-only --init-from runs/NAME/model.pt
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 
@@ -129,6 +131,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Start from a plain state dict (weights.pt, or model.pt of an earlier run), or from weights of torchvision "
     "that are on this machine already (torchvision:DEFAULT, torchvision:IMAGENET1K_V1).  [default: random weights]",
 )
+@click.option(
+    "--evaluate-only",
+    is_flag=True,
+    help="Do not train: run the weights of --init-from over the validation data, forward through the pipeline.",
+)
 @click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=0, show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Of each worker.  [default: cores over workers here]")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
@@ -179,6 +186,7 @@ def main(
     target_metric: float | None,
     target_accuracy: float | None,
     init_from: str | None,
+    evaluate_only: bool,
     seed: int,
     threads: int | None,
     device: str,
@@ -191,17 +199,21 @@ def main(
 
     Writes metrics.jsonl, model.pt (an ordinary state dict), report.json and a log a worker.
     """
+    if evaluate_only:
+        check_evaluation(init_from)
     with _failures_as_messages():
         if not plan_path.exists():
             raise UserError(f"--plan {plan_path}: there is no such file; make one with pd-plan, or name another.")
         plan = read_plan(plan_path)
         sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
-        check_purpose(plan)
+        if not evaluate_only:
+            check_purpose(plan)
         check_precision(plan)
         mode = settle_mode(plan, Mode(weights, sync, flush, group))
         check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
         check_schedule(plan, mode)
-        check_memory(plan, mode, range(plan.workers), available_memory_bytes())
+        if plan.inference or not evaluate_only:  # Else the plan's figures are for more than an evaluation holds.
+            check_memory(plan, mode, range(plan.workers), available_memory_bytes())
         metric, target_metric = _settle_metric(plan, metric, target_metric, target_accuracy)
         data = data or plan.data
         parse_data(data)
@@ -227,6 +239,7 @@ def main(
             metric=metric,
             target_metric=target_metric,
             init_from=init_from,
+            evaluate_only=evaluate_only,
             seed=seed,
             device=device,
             measure_memory=measure_memory,
@@ -237,16 +250,16 @@ def main(
 
 
 def _train(options: RunOptions) -> None:
-    from pd_train.display import open_display, print_run_table
-    from pd_train.events import EpochEnded, EpochMetrics, Event, Note, RunEnded, RunStarted
+    from pd_train.display import open_display, print_evaluation_table, print_run_table
+    from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded, RunStarted
     from pd_train.launch import launch
 
-    ended: list[RunEnded] = []
+    ended: list[RunEnded | Evaluated] = []
     metrics: list[EpochMetrics] = []
     display = open_display()
 
     def show(event: Event) -> None:
-        if isinstance(event, RunEnded):
+        if isinstance(event, RunEnded | Evaluated):
             ended.append(event)
         elif isinstance(event, EpochEnded):
             metrics.append(event.metrics)
@@ -255,12 +268,16 @@ def _train(options: RunOptions) -> None:
     try:
         show(RunStarted(options.plan.config, options.plan.workers, options.threads, str(options.run_dir)))
         warning = optimizer_warning(options)
-        if warning is not None:
+        if warning is not None and not options.evaluate_only:
             show(Note(warning))
         launch(options, show)
     finally:
         display.close()
-    print_run_table(options.plan, ended[0], metrics, options.run_dir, options.target_metric)
+    (end,) = ended
+    if isinstance(end, Evaluated):
+        print_evaluation_table(options.plan, end, str(options.init_from), options.run_dir)
+    else:
+        print_run_table(options.plan, end, metrics, options.run_dir, options.target_metric)
 
 
 def _settle_metric(

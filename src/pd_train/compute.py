@@ -203,10 +203,13 @@ class StageRunner:
 
     def _report(self, segment: Segment, minibatch: int, score: Score) -> None:
         if not math.isfinite(score.loss):
-            which = "" if segment.training else "validation "
+            which, advice = "", "training stopped. Try a smaller --lr."
+            if not segment.training:
+                which = "validation "
+                advice = "stopped. Try a smaller --lr if it was trained, else look at the weights and the data."
             raise DivergedError(
                 f"the loss of {which}minibatch {segment.first + minibatch} of epoch {segment.epoch} is {score.loss}; "
-                "training stopped. Try a smaller --lr."
+                f"{advice}"
             )
         self._links.to_rank(0, "score", segment.number, minibatch, tuple(score))
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from pd_format.plan import Plan
 from pd_format.units import format_bytes
-from pd_train.events import EpochEnded, EpochMetrics, Event, Note, Progress, RunEnded, RunStarted
+from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, Progress, RunEnded, RunStarted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-__all__ = ["Display", "open_display", "print_run_table", "run_table"]
+__all__ = ["Display", "evaluation_table", "open_display", "print_evaluation_table", "print_run_table", "run_table"]
 
 PLAIN_INTERVAL_S = 5.0
 UNKNOWN = "-"
@@ -246,6 +246,41 @@ def print_run_table(
     """Print `run_table`, on standard output by default."""
     console = _console(sys.stdout if stream is None else stream, terminal=None)
     console.print(run_table(plan, ended, epochs, run_dir, target))
+
+
+def evaluation_table(plan: Plan, ended: Evaluated, weights: str, run_dir: Path) -> Table:
+    """The figures of an evaluation.
+
+    Args:
+        plan: that the forward passes followed.
+        ended: what came out.
+        weights: what was evaluated, as it was named.
+        run_dir: where the report is.
+    """
+    from rich.table import Table
+
+    table = Table(title="Evaluation", title_justify="left", title_style="bold", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("plan", f"{plan.config} ({_count(len(plan.stages), 'stage')}, {_count(plan.workers, 'worker')})")
+    table.add_row("weights", weights)
+    table.add_row("validation loss", _loss(ended.validation_loss))
+    if ended.validation_accuracy is not None:
+        table.add_row("validation accuracy", _percent(ended.validation_accuracy))
+    if ended.metric not in ("accuracy", "loss"):
+        table.add_row(f"validation {ended.metric}", _value(ended.metric, ended.metric_value))
+    table.add_row("samples", f"{ended.samples} in {_seconds(ended.seconds)}")
+    table.add_row("throughput", _rate(ended.samples_per_second))
+    table.add_row("files", str(run_dir))
+    return table
+
+
+def print_evaluation_table(
+    plan: Plan, ended: Evaluated, weights: str, run_dir: Path, stream: TextIO | None = None
+) -> None:
+    """Print `evaluation_table`, on standard output by default."""
+    console = _console(sys.stdout if stream is None else stream, terminal=None)
+    console.print(evaluation_table(plan, ended, weights, run_dir))
 
 
 def _console(stream: TextIO, terminal: bool | None) -> Console:

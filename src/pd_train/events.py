@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["EpochEnded", "EpochMetrics", "Event", "Note", "Progress", "RunEnded", "RunStarted"]
+__all__ = ["EpochEnded", "EpochMetrics", "Evaluated", "Event", "Note", "Progress", "RunEnded", "RunStarted"]
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,28 @@ class RunEnded:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """An evaluation is over and its report is written."""
+
+    validation_loss: float
+    """Mean over the samples."""
+    validation_accuracy: float | None
+    metric: str
+    metric_value: float | None
+    samples: int
+    minibatches: int
+    seconds: float
+    """From the start of the first forward pass to the last score."""
+    samples_per_second: float
+    bytes_sent: int
+    """Payload of all workers, start-up included."""
+
+
+@dataclass(frozen=True)
 class Note:
     """A sentence for the person: a warning, or for whom a worker waits."""
 
     text: str
 
 
-Event = RunStarted | Progress | EpochEnded | RunEnded | Note
+Event = RunStarted | Progress | EpochEnded | RunEnded | Evaluated | Note

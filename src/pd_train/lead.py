@@ -16,7 +16,7 @@ from pd_format.plan import Plan
 from pd_train.checkpoint import join_state, write_model
 from pd_train.compute import Segment, StageRunner, WorkerStatistics
 from pd_train.data import MinibatchLoader
-from pd_train.events import EpochEnded, EpochMetrics, Event, RunEnded
+from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, RunEnded
 from pd_train.inbox import Inbox
 from pd_train.measured import Measure
 from pd_train.metrics import METRICS, perplexity_of
@@ -94,6 +94,24 @@ class Lead:
         self._announce(None)
         self._finish(part(), state_names, reached)
 
+    def evaluate(self) -> None:
+        """Run the validation data through the pipeline once, and write report.json."""
+        validated = self._run_phase(0, self._validation.minibatches, self._validation, None)
+        self._announce(None)
+        known = {"accuracy": validated.accuracy, "loss": validated.loss}
+        ended = Evaluated(
+            validation_loss=validated.loss,
+            validation_accuracy=validated.accuracy,
+            metric=self._metric.name,
+            metric_value=known.get(self._metric.name, self._judge(validated)),
+            samples=validated.samples,
+            minibatches=self._validation.minibatches,
+            seconds=validated.seconds,
+            samples_per_second=validated.samples / validated.seconds,
+            bytes_sent=sum(one.sent_bytes for one in self._gather({})),
+        )
+        self._report(ended)
+
     def _run_epoch(self, epoch: int, minibatches: int) -> EpochMetrics:
         trained = self._run_phase(epoch, minibatches, self._training, self._options.mode.flush or minibatches)
         validated = self._run_phase(epoch, self._validation.minibatches, self._validation, None)
@@ -148,12 +166,17 @@ class Lead:
             self._transport.send(rank, Message("segment", 0, self._segments, 0, body))
         self._segments += 1
 
-    def _finish(self, parts: dict[str, Tensor], state_names: Mapping[str, str], reached: bool | None) -> None:
+    def _gather(self, parts: dict[str, Tensor]) -> list[WorkerStatistics]:
+        """Add every worker's part of the model to this one's, and say what each tells of its run."""
         everyone = [self._runner.statistics()]
         for rank in range(1, self._options.plan.workers):
             tensors, numbers = self._inbox.wait_for("part", 0, rank, f"the trained parameters of worker {rank}")
             parts |= tensors
             everyone.append(WorkerStatistics(*numbers))
+        return everyone
+
+    def _finish(self, parts: dict[str, Tensor], state_names: Mapping[str, str], reached: bool | None) -> None:
+        everyone = self._gather(parts)
         staleness = [missed for one in everyone for missed in one.staleness]
         write_model(self._options.run_dir / "model.pt", join_state(state_names, parts))
         ended = RunEnded(
@@ -170,6 +193,10 @@ class Lead:
             best_metric=self._metric.best(one.judged for one in self._epochs),
             peak_memory_bytes=_peaks(self._options.plan, everyone),
         )
+        self._report(ended)
+
+    def _report(self, ended: RunEnded | Evaluated) -> None:
+        """Write report.json, tell of the end, and let all workers go."""
         report = {
             "config": self._options.plan.config,
             **asdict(ended),

@@ -53,6 +53,8 @@ class RunOptions:
     """Its value that ends the run."""
     init_from: str | None = None
     """Weights to start from: a file, or torchvision's by name; see `pd_train.initial`."""
+    evaluate_only: bool = False
+    """Forward passes over the validation data, and nothing else."""
     seed: int = 0
     measure_memory: bool = False
     """Whether workers count what they hold, which takes time."""

@@ -121,10 +121,13 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
 
         if loaders is not None and setup.rank == 0:
             lead = Lead(options, runner, transport, inbox, loaders, device, launcher.tell_event, measure)
-            lead.run(lambda: {**built.unused, **part()}, built.state_names)
+            if options.evaluate_only:
+                lead.evaluate()
+            else:
+                lead.run(lambda: {**built.unused, **part()}, built.state_names)
         else:
             follow(inbox, runner)
-            part_with(transport, inbox, part(), runner.statistics())
+            part_with(transport, inbox, {} if options.evaluate_only else part(), runner.statistics())
         if transport.refused:
             log.warning("refused %d messages", transport.refused)
         linger = _GOODBYE_LINGER_S
@@ -160,7 +163,7 @@ def _assemble(
     versions = options.versions(place.stage.index)
     shared = built.parameters if options.mode.is_naive else None
     own = built.parameters if shared is None else built.naive_set(versions)
-    sets = ParameterSets(own, sets_needed(versions), versions.lag)
+    sets = ParameterSets(own, 1 if options.evaluate_only else sets_needed(versions), versions.lag)
     # Where an update averages more than a round, no stage advances faster than another.
     averages_rounds = options.mode.by_round or options.mode.sync == "asp"
     scaling = options.optimizer.lr_scaling if averages_rounds else "none"
@@ -241,6 +244,8 @@ def _open_data(
     datasets = load_datasets(options.data, plan.inputs, built.classes, plan.minibatch_size, built.label_shape)
     loaders = []
     for training, dataset in zip((True, False), datasets, strict=True):
+        if training and options.evaluate_only:
+            continue  # Nothing is ever read of it, so it may be empty.
         try:
             loader = MinibatchLoader(
                 dataset,
@@ -257,7 +262,7 @@ def _open_data(
     measure = None
     if METRICS[options.metric].from_predictions:
         measure = measure_of(datasets[1], options.data, options.metric, task, plan.task)
-    return (loaders[0], loaders[1]), measure
+    return (loaders[0], loaders[-1]), measure
 
 
 def _log_to_file(setup: WorkerSetup, place: Place) -> None:
