@@ -26,6 +26,7 @@ import multiprocessing
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +41,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from pd_format.jsonfile import write_record
 from pd_format.layers.chain import build_chain
 from pd_format.layers.factory import build_model, load_function
 from pd_format.plan import Plan
@@ -351,6 +353,36 @@ def measure_planning(pairs: int) -> None:
             f"{min(seconds):.2f} to {max(seconds):.2f}",
             "",
         )
+    _print_title("The pd-plan command, 326 made-up layers, 16 machines", "seconds from start to end; goal: under 2")
+    _print_row("", "median", "", "", "range", "")
+    with tempfile.TemporaryDirectory() as folder:
+        for options in ("", "--sweep", "--robustness 0.2", "--memory 4GB"):
+            seconds = [_time_command(Path(folder), options, seed) for seed in range(pairs)]
+            _print_row(
+                f"pd-plan {options}",
+                f"{statistics.median(seconds):.2f}",
+                "",
+                "",
+                f"{min(seconds):.2f} to {max(seconds):.2f}",
+                "",
+            )
+
+
+def _time_command(folder: Path, options: str, seed: int) -> float:
+    profile = Profile(
+        model=ModelSpec(name="made-up", factory="none:none", kwargs={}, fingerprint="none"),
+        minibatch_size=32,
+        inputs=(InputSpec(name="x", shape=(32, 1), dtype="float32"),),
+        device=Device(kind="cpu", name="none", estimated=True),
+        minibatches=0,
+        layers=tuple(_made_up_layers(326, seed)),
+    )
+    write_record(folder / "profile.json", profile)
+    command = [sys.executable, "-c", "from pd_plan.cli import main; main()", "--profile", "profile.json"]
+    command += ["--machines", "16", "--bandwidth", "10gbps", *options.split()]
+    start = time.monotonic()
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - start
 
 
 def _made_up_layers(count: int, seed: int) -> Sequence[LayerProfile]:
