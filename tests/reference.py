@@ -31,6 +31,8 @@ class Rules:
     group: int | None = None
     clip_stage_norm: float | None = None
     clip_norm: float | None = None
+    precision: torch.dtype | None = None
+    """Of autocast; what it does to values at a cut is the model's to say."""
 
 
 @dataclass
@@ -125,8 +127,9 @@ def train(
                     for name, value in stage.versions[stage.forward_version(b, stages[0], rules)].items():
                         leaves[name] = value.clone().requires_grad_(model.get_parameter(name).requires_grad)
                     buffers |= stage.buffers[b % stage.replicas]
-                output = functional_call(model, {**leaves, **buffers}, tuple(each[indices] for each in inputs))
-                loss = cross_entropy(output["logits"] if isinstance(output, dict) else output, labels[indices])
+                with torch.autocast("cpu", rules.precision, enabled=rules.precision is not None):
+                    output = functional_call(model, {**leaves, **buffers}, tuple(each[indices] for each in inputs))
+                    loss = cross_entropy(output["logits"] if isinstance(output, dict) else output, labels[indices])
                 for stage in stages:
                     # Naive pipelining: the weights that the backward pass meets are not those of the forward pass.
                     for name, value in stage.versions[stage.backward_version(b, stages[0], rules)].items():

@@ -214,6 +214,11 @@ def test_the_table_makes_no_number_up() -> None:
     assert table["data parallelism, computed"] == "20 MB on 4 machines"
 
 
+def test_updates_that_were_left_out_are_counted() -> None:
+    table = rows(RunEnded(None, 1.0, 1, None, 0, 0, 5, skipped_updates=3, skipped_by_stage=(2, 3), loss_scale=8.0), [])
+    assert table["updates left out"] == "3, gradients not finite; by stage 2, 3"
+
+
 def test_a_run_that_sends_more_than_data_parallelism_says_so() -> None:
     table = rows(RunEnded(None, 10.0, 1, None, 0, 30_000_000, 1), [])
     assert table["data parallelism, computed"] == "20 MB on 4 machines; this run sent 50 % more"

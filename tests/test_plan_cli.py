@@ -119,6 +119,12 @@ def test_the_file_holds_the_plan_that_the_library_makes(folder: Path) -> None:
     assert plan.hosts == ()
 
 
+def test_the_precision_of_the_profile_is_passed_on_and_named(folder: Path) -> None:
+    write_record(folder / "profiles" / "tiny.json", profile_of(HYBRID).model_copy(update={"precision": "bf16"}))
+    assert ", bf16 (" in succeed("--machines", "4", "--bandwidth", "1gbps")
+    assert read_plan(folder / "plan.json").precision == "bf16"
+
+
 def test_the_predictions_are_those_of_the_design() -> None:
     profile = profile_of(HYBRID)
     plan = make_plan(profile, 4, 1e9)

@@ -104,6 +104,17 @@ def profiled(*arguments: str) -> Result:
     return result
 
 
+def test_a_precision_halves_what_crosses_and_is_recorded(folder: Path) -> None:
+    result = profiled("net.py:cnn", "--data", "digits", "--precision", "bf16", "--threads", "1")
+    profile = read_profile(folder / "profiles" / "cnn.json")
+    assert profile.precision == "bf16"
+    assert "1 thread), in bf16." in result.stderr
+    whole = 3 * 4 * 8 * 8 * 2
+    assert [layer.activation_bytes for layer in profile.layers] == [whole] * 4 + [whole // 4] * 2 + [0]
+    assert profile.layers[0].stash_bytes == 3 * 8 * 8 * 2 + 4 * 9 * 2  # Its input and its weight, as copies.
+    assert profile.layers[0].parameter_bytes == 4 * (9 + 1) * 4
+
+
 def test_a_model_of_a_file_is_profiled_into_a_valid_record(folder: Path) -> None:
     result = profiled("net.py:cnn", "--data", "digits", "--model-arg", "channels=5", "--threads", "1")
     profile = read_profile(folder / "profiles" / "cnn.json")

@@ -76,6 +76,16 @@ def test_a_skip_is_counted_at_each_cut_that_it_crosses_and_stashed_once() -> Non
     assert stash_of(model, chain, [torch.randn(5, 16)])[0] == [h, h, narrow, h]
 
 
+def test_under_autocast_copies_count_as_they_are() -> None:
+    # 0 Linear saves x (5 x 16) as bfloat16, and no weight, since x wants no gradient; 1 ReLU its result (5 x 32); 2
+    # Linear saves that again, and the copy of its own weight (4 x 32), which every minibatch in flight has anew.
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    chain = build_chain(model, [InputSpec(name="x", shape=(5, 16), dtype="float32")])
+    sizes, output = stash_of(model, chain, [torch.randn(5, 16)], lambda: torch.autocast("cpu", torch.bfloat16))
+    assert output.dtype is torch.bfloat16
+    assert sizes == [5 * 16 * 2, 5 * 32 * 2, 4 * 32 * 2]
+
+
 def test_the_output_comes_back_and_the_model_is_as_it_was() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
     chain = build_chain(model, [InputSpec(name="input", shape=(6, 3), dtype="float32")])

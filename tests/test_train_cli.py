@@ -88,6 +88,7 @@ def test_help_needs_no_torch() -> None:
         (["--optimizer", "lbfgs"], "'--optimizer': 'lbfgs' is not one of"),
         (["--lr-scaling", "double"], "'--lr-scaling'"),
         (["--sync", "asp2"], "'--sync'"),
+        (["--precision", "fp8"], "'--precision': 'fp8' is not one of"),
         (["--peer-timeout", "0"], "'--peer-timeout': 0.* is not in the range"),
         (["plan.json"], "unexpected extra argument"),
         (["--plam", "plan.json"], "No such option"),
@@ -128,7 +129,10 @@ def _hosts(*hosts: tuple[str, int]) -> Callable[[dict[str, Any]], object]:
             lambda p: p["stages"][1].update(in_flight=5), "in_flight 2 of stage 0 .* deadlock", id="depths deadlock"
         ),
         pytest.param(lambda p: p.update(inference=True), "inference: found true; .* Plan anew without", id="inference"),
-        pytest.param(lambda p: p.update(precision="bf16"), "precision: found 'bf16'", id="precision"),
+        pytest.param(
+            lambda p: p.update(precision="int8"), r"precision: found 'int8'.*'fp32', 'bf16' or 'fp16'", id="precision"
+        ),
+        pytest.param(lambda p: p.update(precision="fp16"), "fp16 needs a loss scale.* Add --flush N", id="fp16"),
     ],
 )
 def test_a_bad_plan_is_refused_before_anything_starts(
@@ -349,6 +353,8 @@ def test_a_run_prints_plain_lines_and_writes_its_files(tmp_path: Path, monkeypat
         "mode": {"weights": "stash", "sync": "overlap", "flush": None, "group": None},
         "clip_stage_norm": None,
         "clip_norm": None,
+        "precision": "fp32",
+        "loss_scaling": None,
         "drop_last": True,
         "metric": "accuracy",
         "target_metric": None,

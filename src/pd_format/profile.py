@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from pd_format.jsonfile import Record, read_record
 
 __all__ = [
+    "PRECISIONS",
     "Count",
     "Device",
     "InputSpec",
     "LayerProfile",
     "Milliseconds",
     "ModelSpec",
+    "PrecisionName",
     "Profile",
     "SizeBytes",
     "Workload",
@@ -27,6 +29,8 @@ Milliseconds = Annotated[float, Field(ge=0)]
 SizeBytes = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
+PrecisionName = Literal["fp32", "bf16", "fp16"]
+PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 
 
 class ModelSpec(Record):
@@ -102,7 +106,8 @@ class Workload(Record):
     inputs: Annotated[tuple[InputSpec, ...], Field(min_length=1)]
     data: Text = "synthetic"
     task: Text = "classification"
-    precision: Text = "fp32"
+    precision: PrecisionName = "fp32"
+    """What autocast computes in, and what float32 tensors are while they cross a cut."""
 
 
 class Profile(Workload):

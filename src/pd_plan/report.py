@@ -42,10 +42,11 @@ def print_report(console: Console, profile: Profile, decision: Decision, rival: 
     directions = "one direction" if plan.cost_model == "paper" else "both directions"
     machines = f"{plan.machines} machine{'' if plan.machines == 1 else 's'}"
     size = "unknown size" if is_original(profile) else f"{profile.minibatch_size}"
+    precision = "" if profile.precision == "fp32" else f", {profile.precision}"
     line(
         console,
         f"Model     {profile.model.name}: {len(profile.layers)} layers, "
-        f"minibatches of {size} ({profile.device.name or profile.device.kind}{estimated})",
+        f"minibatches of {size}{precision} ({profile.device.name or profile.device.kind}{estimated})",
     )
     line(console, f"Cluster   {machines}, {format_bandwidth(plan.bandwidth_bps)}, {directions} at a time")
     line(console, f"Strategy  {plan.strategy}{', for inference: forward passes alone' if plan.inference else ''}")

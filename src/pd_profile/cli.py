@@ -13,6 +13,7 @@ import click
 
 from pd_format.data import DATA_HELP, DataName, parse_data
 from pd_format.errors import UserError
+from pd_format.profile import PRECISIONS, PrecisionName
 from pd_profile.options import (
     InputShape,
     ModelName,
@@ -118,6 +119,14 @@ def _parse_data(text: str) -> tuple[str, DataName]:
     help="What the model learns, which decides on loss and metrics.",
 )
 @click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="fp32",
+    show_default=True,
+    help="Measure with autocast in this type, and count float32 activations in it, as training will send them; "
+    "parameters stay float32. fp16 trains only with pd-train --flush.",
+)
+@click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
@@ -154,6 +163,7 @@ def _run(
     threads: int | None,
     seed: int,
     task: str,
+    precision: PrecisionName,
     output: Path | None,
 ) -> None:
     from pd_profile.profiling import Request, UnknownModel, profile_model
@@ -166,6 +176,7 @@ def _run(
         shapes=tuple(shapes),
         data=data[0],
         task=task,
+        precision=precision,
         data_pixels=data[1].size if data[1].kind == "digits" else None,
         device=device,
         threads=threads,

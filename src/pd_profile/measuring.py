@@ -24,7 +24,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol, TypeVar
@@ -44,6 +44,7 @@ __all__ = [
     "HostClock",
     "Loss",
     "Overhead",
+    "Scope",
     "StepTimes",
     "clock_for",
     "measure",
@@ -56,6 +57,8 @@ __all__ = [
 StampT = TypeVar("StampT")
 #: From the model's output to a number.
 Loss = Callable[[Any], Tensor]
+#: What surrounds a forward pass and its loss: autocast, or nothing.
+Scope = Callable[[], AbstractContextManager[Any]]
 
 
 class Clock(Protocol[StampT]):
@@ -121,7 +124,12 @@ class StepTimes:
 
 
 def timed_step(
-    chain: Chain, inputs: Sequence[Tensor], loss: Loss, clock: Clock[StampT], overhead: Overhead | None = None
+    chain: Chain,
+    inputs: Sequence[Tensor],
+    loss: Loss,
+    clock: Clock[StampT],
+    overhead: Overhead | None = None,
+    scope: Scope = nullcontext,
 ) -> StepTimes:
     """Run forward, loss and backward once, layer by layer, and say what each layer took.
 
@@ -142,22 +150,23 @@ def timed_step(
     walk = chain.walk(inputs)
     # A layer that hands on what it was given, as Identity does, must not take over another layer's backward pass.
     watched: set[Node] = set()
-    while True:
-        begin = clock.stamp()
-        try:
-            layer, values = next(walk)
-        except StopIteration as stop:
-            output = stop.value
-            break
-        forward.append((begin, clock.stamp()))
-        for tensor in tensors_in(values):
-            node = tensor.grad_fn
-            if node is not None and node not in watched:
-                watched.add(node)
-                node.register_prehook(watcher(layer))
-        # The step must hold on to no more than a plain one does.
-        del values
-    total = loss(output)
+    with scope():
+        while True:
+            begin = clock.stamp()
+            try:
+                layer, values = next(walk)
+            except StopIteration as stop:
+                output = stop.value
+                break
+            forward.append((begin, clock.stamp()))
+            for tensor in tensors_in(values):
+                node = tensor.grad_fn
+                if node is not None and node not in watched:
+                    watched.add(node)
+                    node.register_prehook(watcher(layer))
+            # The step must hold on to no more than a plain one does.
+            del values
+        total = loss(output)
     turn = clock.stamp()
     if total.requires_grad:
         total.backward()  # type: ignore[no-untyped-call]
@@ -176,11 +185,14 @@ def timed_step(
     return StepTimes(forward_ms, backward_ms)
 
 
-def plain_step(model: nn.Module, inputs: Sequence[Tensor], loss: Loss, clock: Clock[StampT]) -> tuple[float, float]:
+def plain_step(
+    model: nn.Module, inputs: Sequence[Tensor], loss: Loss, clock: Clock[StampT], scope: Scope = nullcontext
+) -> tuple[float, float]:
     """Run forward and loss, then backward, as any training loop does; the milliseconds of each of the two."""
     clock.synchronize()
     begin = clock.stamp()
-    total = loss(model(*inputs))
+    with scope():
+        total = loss(model(*inputs))
     turn = clock.stamp()
     if total.requires_grad:
         total.backward()  # type: ignore[no-untyped-call]
@@ -198,6 +210,7 @@ def measure(
     clock: Clock[Any],
     minibatches: int | None,
     overhead: Overhead | None = None,
+    scope: Scope = nullcontext,
     report: Callable[[int, int], None] = lambda done, expected: None,
 ) -> Summary:
     """Warm up, then time minibatches: an instrumented and a plain step each.
@@ -207,17 +220,18 @@ def measure(
     Args:
         minibatches: how many; None for as many as it takes (see `Samples.needed`).
         overhead: what to take off each layer.
+        scope: see `Scope`.
         report: told how many are done and how many it will take, as far as known.
     """
     samples = Samples(len(chain.layers))
 
     def instrumented() -> StepTimes:
-        times = timed_step(chain, inputs, loss, clock, overhead)
+        times = timed_step(chain, inputs, loss, clock, overhead, scope)
         _drop_gradients(model)
         return times
 
     def plain() -> float:
-        times = sum(plain_step(model, inputs, loss, clock))
+        times = sum(plain_step(model, inputs, loss, clock, scope))
         _drop_gradients(model)
         return times
 

@@ -20,10 +20,21 @@ from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.layers.chain import Chain, build_chain
 from pd_format.layers.factory import build_model
+from pd_format.layers.precision import get_precision
 from pd_format.layers.task import get_task
-from pd_format.profile import Device, InputSpec, Profile
+from pd_format.profile import Device, InputSpec, PrecisionName, Profile
 from pd_profile.inputs import choose_inputs, random_inputs
-from pd_profile.measuring import Clock, Loss, Overhead, clock_for, measure, measure_overhead, plain_step, untouched
+from pd_profile.measuring import (
+    Clock,
+    Loss,
+    Overhead,
+    Scope,
+    clock_for,
+    measure,
+    measure_overhead,
+    plain_step,
+    untouched,
+)
 from pd_profile.options import InputShape, ModelName, Scalar
 from pd_profile.progress import show_progress
 from pd_profile.record import build_record, describe_device
@@ -56,6 +67,7 @@ class Request:
     shapes: tuple[InputShape, ...]
     data: str
     task: str
+    precision: PrecisionName
     data_pixels: int | None
     device: str
     threads: int | None
@@ -93,7 +105,7 @@ def profile_model(request: Request) -> None:
         model.to(device)
         chain = build_chain(model, inputs)
         described = describe_device(device)
-        _say(_opening(request.model.name, inputs, chain, described))
+        _say(_opening(request.model.name, inputs, chain, described, request.precision))
         summary, stash_bytes = _measured(request, model, chain, inputs, device)
     except Exception as error:
         if not out_of_memory(error):
@@ -111,6 +123,7 @@ def profile_model(request: Request) -> None:
         inputs=inputs,
         data=request.data,
         task=request.task,
+        precision=request.precision,
         device=described,
         summary=summary,
         stash_bytes=stash_bytes,
@@ -124,7 +137,11 @@ def _measured(
 ) -> tuple[Summary, list[int]]:
     generator = torch.Generator().manual_seed(request.seed)
     values = random_inputs(inputs, model, generator, device)
-    stash_bytes, output = stash_of(model, chain, values)
+    scope = partial(get_precision(request.precision).computing, device)
+    try:
+        stash_bytes, output = stash_of(model, chain, values, scope)
+    except UserError as error:
+        raise UserError(f"{error}{_autocast_hint(request.precision)}") from error
     task = get_task(request.task)
     targets = task.random_targets(output, generator)
     del output
@@ -142,16 +159,19 @@ def _measured(
                 clock=clock,
                 minibatches=request.minibatches,
                 overhead=overhead,
+                scope=scope,
                 report=report,
             )
     except RuntimeError as error:
         if not out_of_memory(error):
-            _refuse_a_failing_model(model, values, loss, clock)
+            _refuse_a_failing_model(model, values, loss, clock, scope, request.precision)
         raise
     return summary, stash_bytes
 
 
-def _refuse_a_failing_model(model: nn.Module, values: list[Tensor], loss: Loss, clock: Clock[Any]) -> None:
+def _refuse_a_failing_model(
+    model: nn.Module, values: list[Tensor], loss: Loss, clock: Clock[Any], scope: Scope, precision: PrecisionName
+) -> None:
     """Tell a model that cannot be trained from a fault of this program: the former fails in plain torch too.
 
     Raises:
@@ -159,12 +179,19 @@ def _refuse_a_failing_model(model: nn.Module, values: list[Tensor], loss: Loss, 
     """
     try:
         with untouched(model):
-            plain_step(model, values, loss, clock)
+            plain_step(model, values, loss, clock, scope)
     except RuntimeError as error:
         raise UserError(
             f"A plain training step of the model (forward, cross-entropy, backward) fails: {error}\n"
-            "Mend the model so that it trains in plain torch."
+            f"Mend the model so that it trains in plain torch.{_autocast_hint(precision)}"
         ) from error
+
+
+def _autocast_hint(precision: PrecisionName) -> str:
+    """A further line for a model that fails, where autocast may be why."""
+    if precision == "fp32":
+        return ""
+    return f"\nAutocast computes in {precision} here: see whether the model runs with --precision fp32."
 
 
 def _check_output(path: Path) -> None:
@@ -202,9 +229,10 @@ def _torchvision_factory(name: str) -> str:
     return f"{_TORCHVISION}:{name}"
 
 
-def _opening(name: str, inputs: tuple[InputSpec, ...], chain: Chain, device: Device) -> str:
+def _opening(name: str, inputs: tuple[InputSpec, ...], chain: Chain, device: Device, precision: PrecisionName) -> str:
     shapes = ", ".join(f"{spec.name} {'x'.join(map(str, spec.shape))} {spec.dtype}" for spec in inputs)
-    return f"Profiling {name}, {len(chain.layers)} layers, on {device.kind} ({device.name}).\nInput: {shapes}."
+    where = f"on {device.kind} ({device.name}){'' if precision == 'fp32' else f', in {precision}'}"
+    return f"Profiling {name}, {len(chain.layers)} layers, {where}.\nInput: {shapes}."
 
 
 def _say(text: str) -> None:

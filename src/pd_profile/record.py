@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from pd_format.layers.chain import Chain
-from pd_format.profile import Device, InputSpec, LayerProfile, ModelSpec, Profile
+from pd_format.layers.precision import get_precision
+from pd_format.profile import Device, InputSpec, LayerProfile, ModelSpec, PrecisionName, Profile
 from pd_profile.options import Scalar
 from pd_profile.samples import Summary
 
@@ -40,6 +41,7 @@ def build_record(
     inputs: Sequence[InputSpec],
     data: str,
     task: str,
+    precision: PrecisionName = "fp32",
     device: Device,
     summary: Summary,
     stash_bytes: Sequence[int],
@@ -53,7 +55,7 @@ def build_record(
             backward_ms=summary.backward_ms[index],
             forward_ms_std=summary.forward_ms_std[index],
             backward_ms_std=summary.backward_ms_std[index],
-            activation_bytes=chain.crossing_bytes(index),
+            activation_bytes=chain.crossing_bytes(index, get_precision(precision)),
             parameter_bytes=chain.parameter_bytes(index),
             trainable_bytes=chain.trainable_bytes(index),
             stash_bytes=stash_bytes[index],
@@ -67,6 +69,7 @@ def build_record(
         inputs=tuple(inputs),
         data=data,
         task=task,
+        precision=precision,
         device=device,
         minibatches=summary.minibatches,
         layers=layers,

@@ -6,6 +6,7 @@ A pipeline holds this once for each minibatch in flight, so it decides how deep 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,17 +14,20 @@ from torch import Tensor, nn
 
 from pd_format.errors import UserError
 from pd_format.layers.chain import Chain
-from pd_profile.measuring import untouched
+from pd_profile.measuring import Scope, untouched
 
 __all__ = ["out_of_memory", "stash_of"]
 
 
-def stash_of(model: nn.Module, chain: Chain, inputs: Sequence[Tensor]) -> tuple[list[int], Any]:
+def stash_of(
+    model: nn.Module, chain: Chain, inputs: Sequence[Tensor], scope: Scope = nullcontext
+) -> tuple[list[int], Any]:
     """Bytes that autograd saves, a layer, and the model's output.
 
     Distinct storages count, each whole and at the first layer that saves it; parameters and buffers, which are
-    there anyway, do not; an input of the model does. It is one forward pass in the model's own mode, which leaves
-    no hook behind and the model's buffers as they were.
+    there anyway, do not; an input of the model does, and so do the copies that autocast (`scope`) makes of parameters,
+    since each minibatch in flight has its own. It is one forward pass in the model's own mode, which leaves no hook
+    behind and the model's buffers as they were.
 
     Raises:
         UserError: the model does not run on these inputs, or the device has too little memory.
@@ -44,7 +48,8 @@ def stash_of(model: nn.Module, chain: Chain, inputs: Sequence[Tensor]) -> tuple[
             sizes[min(layer, len(sizes) - 1)] += storage.nbytes()
         return bare
 
-    with untouched(model), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with untouched(model), hooks, scope():
         walk = chain.walk(inputs)
         try:
             while True:

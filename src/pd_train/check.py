@@ -15,6 +15,7 @@ from pd_format.versions import Mode, lag_of, least_group, sets_needed, stage_ver
 
 if TYPE_CHECKING:
     from pd_format.layers.chain import Chain
+    from pd_format.profile import PrecisionName
     from pd_train.options import RunOptions
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "check_purpose",
     "check_schedule",
     "optimizer_warning",
+    "precision_warning",
     "settle_mode",
     "stage_ranges",
 ]
@@ -56,17 +58,34 @@ def check_purpose(plan: Plan) -> None:
         )
 
 
-def check_precision(plan: Plan) -> None:
-    """Refuse a precision that the runtime does not know, rather than train in another one.
+def check_precision(precision: PrecisionName, mode: Mode) -> None:
+    """Refuse a precision that the mode cannot compute in.
 
     Raises:
-        UserError: naming the field.
+        UserError: with the reason and the nearest thing that works.
     """
-    if plan.precision != "fp32":
+    if precision == "fp16" and mode.flush is None:
         raise UserError(
-            f"precision: found {plan.precision!r}; pd-train computes in the types that the model itself has, which is "
-            "'fp32'. Profile and plan the model anew without another precision."
+            "precision fp16 needs a loss scale, and a gradient that overflows in one stage must leave out the update "
+            "of all; an asynchronous pipeline has no moment a step at which its stages could agree. Add --flush N, "
+            "with which they do, or use bf16, which needs no scale."
         )
+    if precision != "fp32" and mode.is_naive:
+        raise UserError(
+            f"--weights none lets new weights reach the graphs of earlier forward passes, which under {precision} "
+            f"hold copies of the old ones in that type; use another mode, or --precision fp32."
+        )
+
+
+def precision_warning(options: RunOptions) -> str | None:
+    """A sentence where the run computes in another precision than the one that the plan was made for."""
+    used, planned = options.precision, options.plan.precision
+    if used == planned:
+        return None
+    return (
+        f"the plan's times and bytes are for {planned}, and the run computes in {used}: neither its cuts nor its "
+        f"memory figures hold. Profile with --precision {used} and plan anew to be sure."
+    )
 
 
 def settle_mode(plan: Plan, mode: Mode) -> Mode:

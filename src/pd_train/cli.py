@@ -17,6 +17,7 @@ from pd_format.data import DATA_HELP, parse_data
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.plan import Plan, read_plan
+from pd_format.profile import PRECISIONS, PrecisionName
 from pd_format.versions import Mode
 from pd_train.check import (
     check_clipping,
@@ -25,6 +26,7 @@ from pd_train.check import (
     check_purpose,
     check_schedule,
     optimizer_warning,
+    precision_warning,
     settle_mode,
 )
 from pd_train.evaluation import check_evaluation
@@ -112,6 +114,12 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     type=click.FloatRange(min=0, min_open=True),
     help="Clip by the norm of the whole model's gradient; only with --flush.",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    help="Compute with autocast in this type, and send float32 activations and their gradients in it; parameters stay "
+    "float32. fp16 only with --flush, where all stages share a loss scale.  [default: what the plan says]",
+)
 @click.option("--drop-last", is_flag=True, help="Leave out a last, shorter minibatch of an epoch.")
 @click.option(
     "--metric",
@@ -181,6 +189,7 @@ def main(
     flush: int | None,
     clip_stage_grad_norm: float | None,
     clip_grad_norm: float | None,
+    precision: PrecisionName | None,
     drop_last: bool,
     metric: str | None,
     target_metric: float | None,
@@ -208,8 +217,10 @@ def main(
         sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
         if not evaluate_only:
             check_purpose(plan)
-        check_precision(plan)
         mode = settle_mode(plan, Mode(weights, sync, flush, group))
+        precision = precision or plan.precision
+        if not evaluate_only:
+            check_precision(precision, mode)
         check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
         check_schedule(plan, mode)
         if plan.inference or not evaluate_only:  # Else the plan's figures are for more than an evaluation holds.
@@ -234,6 +245,7 @@ def main(
             mode=mode,
             clip_stage_norm=clip_stage_grad_norm,
             clip_norm=clip_grad_norm,
+            precision=precision,
             drop_last=drop_last,
             threads=threads or max(1, available_cores() // plan.workers),
             metric=metric,
@@ -267,9 +279,9 @@ def _train(options: RunOptions) -> None:
 
     try:
         show(RunStarted(options.plan.config, options.plan.workers, options.threads, str(options.run_dir)))
-        warning = optimizer_warning(options)
-        if warning is not None and not options.evaluate_only:
-            show(Note(warning))
+        for warning in (None if options.evaluate_only else optimizer_warning(options), precision_warning(options)):
+            if warning is not None:
+                show(Note(warning))
         launch(options, show)
     finally:
         display.close()

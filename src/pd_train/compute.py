@@ -23,6 +23,7 @@ from pd_format.versions import StageVersions
 from pd_train.data import Minibatch
 from pd_train.engine import Score, StageEngine
 from pd_train.links import Links
+from pd_train.loss_scale import LossScale
 from pd_train.seeding import minibatch_seed
 from pd_train.server import SegmentSize, Server
 from pd_train.weights import ParameterSets
@@ -83,6 +84,7 @@ class StageRunner:
         rate_scale: what the segment's learning rate is multiplied with at this stage.
         seed: of the run.
         peak_bytes: tells how much memory the worker has held at its fullest.
+        loss_scale: of float16, else None.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class StageRunner:
         rate_scale: float,
         seed: int,
         peak_bytes: Callable[[], int | None] = lambda: None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self._links = links
         self._inbox = links.inbox
@@ -109,6 +112,7 @@ class StageRunner:
         self._rate_scale = rate_scale
         self._seed = seed
         self._peak_bytes = peak_bytes
+        self._loss_scale = loss_scale
         self._stage = links.place.stage
         self._is_last = links.place.after is None
         self._forwards = self._backwards = range(0)
@@ -122,7 +126,7 @@ class StageRunner:
         """Run this worker's part of a segment and drain.
 
         Raises:
-            DivergedError: the loss became NaN or infinite.
+            DivergedError: the loss became NaN or infinite, or the gradients did at every loss scale.
         """
         replica, replicas = self._links.place.replica, self._stage.replicas
         sent_before = self._links.sent_bytes
@@ -171,7 +175,8 @@ class StageRunner:
         self._await_version(max(self._versions.complete_before_backward(b), self._versions.backward(b)))
         index = self._sets.set_of(self._versions.backward(b))
         self._server.start_backward(b)
-        received = self._engine.backward(b, index, gradients)
+        scale = 1.0 if self._loss_scale is None else self._loss_scale.value
+        received = self._engine.backward(b, index, gradients, scale)
         self._links.send_answer(segment.number, b, received)
         self._server.finish_backward(self._engine.take_parameter_gradients(index))
         if not self._versions.mode.is_naive:
@@ -229,6 +234,8 @@ class StageRunner:
     def _drain(self, segment: Segment) -> None:
         """All updates of the segment arrive; then the replicas agree on their buffers (design, section 4)."""
         self._inbox.wait_until(self._server.is_drained, lambda: "the segment's last updates of its stage")
+        if self._loss_scale is not None:
+            self._settle(self._loss_scale, segment)
         replicas = self._stage.replicas
         if replicas == 1 or not self._buffers:
             return
@@ -242,3 +249,11 @@ class StageRunner:
                     value = value + everyone[replica][position]
                 value = value / len(trained)
             buffer.copy_(value)
+
+    def _settle(self, loss_scale: LossScale, segment: Segment) -> None:
+        loss_scale.settle(segment.number)
+        if loss_scale.is_exhausted:
+            raise DivergedError(
+                f"the gradients of epoch {segment.epoch} are not finite however small the loss scale (it is "
+                f"{loss_scale.value:g}); training stopped. Try a smaller --lr, or --precision bf16."
+            )

@@ -231,6 +231,10 @@ def run_table(
         pairs = zip(ended.peak_memory_bytes, plan.stages, strict=True)
         texts = [f"{format_bytes(p)} (planned {format_bytes(s.predicted.memory_bytes)})" for p, s in pairs]
         table.add_row("most memory, by stage", ", ".join(texts))
+    if ended.skipped_updates is not None:
+        by_stage = ", ".join(map(str, ended.skipped_by_stage or ()))
+        text = f"{ended.skipped_updates}, gradients not finite; by stage {by_stage}"
+        table.add_row("updates left out", text if ended.skipped_updates else "none")
     table.add_row("files", str(run_dir))
     return table
 

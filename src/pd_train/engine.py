@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from pd_format.layers.precision import FP32, Precision
 from pd_format.layers.stage import StageModule
 from pd_format.layers.task import PredictingTask, Task
 from pd_format.layers.values import map_tensors, tensors_in
@@ -40,7 +41,8 @@ class StageEngine(Protocol):
     """Computes forward and backward passes of one stage; one thread calls it.
 
     `key` names a minibatch between its two passes, `index` a parameter set. Values are nestings of tensors and plain
-    values; a tensor that wants a gradient has `requires_grad` set.
+    values; a tensor that wants a gradient has `requires_grad` set. What an engine hands out to cross a cut, only the
+    engine of the next stage reads.
     """
 
     def forward(self, key: int, index: int, values: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
@@ -51,11 +53,13 @@ class StageEngine(Protocol):
         """At the last stage: the loss instead of what crosses a cut."""
         ...
 
-    def backward(self, key: int, index: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
+    def backward(
+        self, key: int, index: int, gradients: Sequence[Tensor | None] | None, loss_scale: float = 1.0
+    ) -> list[Tensor | None]:
         """From the gradients of the sent tensors that want one to those of the received ones, in order.
 
-        The last stage is given None and starts from its loss. The parameter set is the one of the forward pass, but
-        for naive pipelining.
+        The last stage is given None and starts from its loss, times the scale. The parameter set is the one of the
+        forward pass, but for naive pipelining.
         """
         ...
 
@@ -99,6 +103,8 @@ class TorchEngine:
         predict: whether a validation's scores hold the task's predictions; the task must be able to make them.
         recompute: keep a stage's inputs instead of its activations, and run its forward pass again before its
             backward pass.
+        precision: what autocast computes in, and what float32 tensors are while they cross a cut.
+        first: whether values come from the data set, not across a cut.
     """
 
     def __init__(
@@ -110,6 +116,8 @@ class TorchEngine:
         naive: Sequence[nn.Parameter] | None = None,
         recompute: bool = False,
         predict: bool = False,
+        precision: Precision = FP32,
+        first: bool = True,
     ) -> None:
         self._module = module
         self._sets = sets
@@ -118,6 +126,8 @@ class TorchEngine:
         self._naive = naive
         self._recompute = recompute
         self._predict = predict
+        self._precision = precision
+        self._first = first
         self._pointers = _pointers_to(module, sets[0])
         self._current = 0
         self._stash: dict[int, _Stash | _Recipe] = {}
@@ -158,13 +168,15 @@ class TorchEngine:
         self._keep(key, recipe, stash)
         return Score(loss.item(), None, self._task.samples(recipe.targets))
 
-    def backward(self, key: int, index: int, gradients: Sequence[Tensor | None] | None) -> list[Tensor | None]:
+    def backward(
+        self, key: int, index: int, gradients: Sequence[Tensor | None] | None, loss_scale: float = 1.0
+    ) -> list[Tensor | None]:
         self._overwrite_graph(index)
         kept = self._stash.pop(key)
         received, sent = self._run_again(kept) if isinstance(kept, _Recipe) else kept
         if gradients is None:
             if sent:
-                torch.autograd.backward(sent)
+                torch.autograd.backward(sent, [torch.full_like(loss, loss_scale) for loss in sent])
         else:
             pairs = [(root, arrived) for root, arrived in zip(sent, gradients, strict=True) if arrived is not None]
             for root, arrived in pairs:
@@ -188,10 +200,10 @@ class TorchEngine:
         self._point_to(index)
         if self._module.training:
             self._module.eval()
-        with torch.no_grad():
-            result = self._module(*map_tensors(self._here, values))
+        with torch.no_grad(), self._precision.computing(self._device):
+            result = self._module(*self._widened(map_tensors(self._here, values)))
             if targets is None:
-                sent: tuple[Any, ...] = map_tensors(self._to_send, result)
+                sent: tuple[Any, ...] = map_tensors(self._to_send, self._precision.narrow(result))
                 return sent
             targets = map_tensors(self._here, targets)
             loss = self._task.loss(result[0], targets)
@@ -213,10 +225,15 @@ class TorchEngine:
         if not self._module.training:
             self._module.train()
         seed_generators(recipe.seed)
-        with contextlib.nullcontext() if self._meter is None else self._meter.saving():
-            result: tuple[Any, ...] = self._module(*recipe.values)
+        saving = contextlib.nullcontext() if self._meter is None else self._meter.saving()
+        with saving, self._precision.computing(self._device):
+            result: tuple[Any, ...] = self._module(*self._widened(recipe.values))
             if recipe.targets is not None:
-                result = (self._task.loss(result[0], recipe.targets),)
+                loss = self._task.loss(result[0], recipe.targets)
+                # A loss in float16 could not be scaled: its gradient would be infinite.
+                result = (loss.float() if loss.dtype is torch.float16 else loss,)
+        if recipe.targets is None:
+            result = self._precision.narrow(result)
         wanted = [tensor for tensor in tensors_in(recipe.values) if tensor.requires_grad]
         return _Stash(wanted, [tensor for tensor in tensors_in(result) if tensor.requires_grad]), result
 
@@ -231,6 +248,9 @@ class TorchEngine:
             for owner, buffers in own:
                 owner._buffers.update(buffers)
         return stash
+
+    def _widened(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return values if self._first else self._precision.widen(values)
 
     def _point_to(self, index: int) -> None:
         if self._naive is not None:

@@ -106,6 +106,12 @@ class RunEnded:
     """The best value of the metric."""
     peak_memory_bytes: tuple[int, ...] | None = None
     """Of the fullest worker of each stage; None where nobody counted."""
+    skipped_updates: int | None = None
+    """Left out since a gradient was not finite; None without a loss scale."""
+    skipped_by_stage: tuple[int, ...] | None = None
+    """Of these, those in which the stage's own gradients were not finite, which is often so in several stages."""
+    loss_scale: float | None = None
+    """At the end."""
 
 
 @dataclass(frozen=True)

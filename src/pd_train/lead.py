@@ -16,8 +16,9 @@ from pd_format.plan import Plan
 from pd_train.checkpoint import join_state, write_model
 from pd_train.compute import Segment, StageRunner, WorkerStatistics
 from pd_train.data import MinibatchLoader
-from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, RunEnded
+from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded
 from pd_train.inbox import Inbox
+from pd_train.loss_scale import LossScale
 from pd_train.measured import Measure
 from pd_train.metrics import METRICS, perplexity_of
 from pd_train.optimizers import learning_rate
@@ -37,6 +38,7 @@ class Lead:
         runner: this worker's own stage.
         transport, inbox: the way to the other workers.
         loaders: training and validation minibatches, which say how many there are.
+        loss_scale: of float16, else None.
         device: that this worker computes on, for the report.
         tell: takes events for the display.
         measure: makes the run's metric of each validation sample's predictions, where it is made of these.
@@ -49,6 +51,7 @@ class Lead:
         transport: Transport,
         inbox: Inbox,
         loaders: tuple[MinibatchLoader, MinibatchLoader],
+        loss_scale: LossScale | None,
         device: torch.device,
         tell: Callable[[Event], None],
         measure: Measure | None,
@@ -60,6 +63,9 @@ class Lead:
         self._transport = transport
         self._inbox = inbox
         self._training, self._validation = loaders
+        self._loss_scale = loss_scale
+        self._skipped_updates = 0
+        self._skipped_by_stage = [0] * len(options.plan.stages)
         self._device = device
         self._tell = tell
         cap, whole = options.minibatches, self._training.minibatches
@@ -159,6 +165,22 @@ class Lead:
         self._scores.start(segment)
         self._runner.run(segment)
         self._scores.finish(segment)
+        if self._loss_scale is not None and segment.training and self._loss_scale.overflowed:
+            self._count_skipped(self._loss_scale, segment)
+
+    def _count_skipped(self, loss_scale: LossScale, segment: Segment) -> None:
+        stages = sorted({self._options.plan.stage_of(rank)[0].index for rank in loss_scale.overflowed})
+        self._skipped_updates += 1
+        for stage in stages:
+            self._skipped_by_stage[stage] += 1
+        last = segment.first + segment.minibatches - 1
+        where = f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+        self._tell(
+            Note(
+                f"epoch {segment.epoch + 1}: the update after minibatch {last} is left out, since gradients of {where} "
+                f"are not finite; the loss scale is now {loss_scale.value:g}"
+            )
+        )
 
     def _announce(self, segment: Segment | None) -> None:
         body = None if segment is None else asdict(segment)
@@ -192,6 +214,9 @@ class Lead:
             metric=self._metric.name,
             best_metric=self._metric.best(one.judged for one in self._epochs),
             peak_memory_bytes=_peaks(self._options.plan, everyone),
+            skipped_updates=None if self._loss_scale is None else self._skipped_updates,
+            skipped_by_stage=None if self._loss_scale is None else tuple(self._skipped_by_stage),
+            loss_scale=None if self._loss_scale is None else self._loss_scale.value,
         )
         self._report(ended)
 

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pd_format.plan import Plan
+from pd_format.profile import PrecisionName
 from pd_format.versions import Mode, StageVersions, stage_versions
 
-__all__ = ["OptimizerOptions", "RunOptions", "recorded"]
+__all__ = ["LossScaling", "OptimizerOptions", "RunOptions", "recorded"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,18 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True)
+class LossScaling:
+    """How the loss scale of fp16 changes; the defaults are those of torch.amp.GradScaler."""
+
+    initial: float = 2.0**16
+    """This and all later ones are powers of two."""
+    growth_interval: int = 2000
+    """After so many updates in a row the scale doubles; where one is left out it halves."""
+    least: float = 2.0**-16
+    """Below it gradients are not too large for float16, but not finite at all."""
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """One run of one plan."""
 
@@ -44,6 +57,10 @@ class RunOptions:
     """The largest norm of a stage's gradient of one update."""
     clip_norm: float | None = None
     """The largest norm of the whole model's gradient; with a flush only."""
+    precision: PrecisionName = "fp32"
+    """What autocast computes in, and what float32 tensors are while they cross a cut."""
+    loss_scaling: LossScaling = LossScaling()
+    """Of fp16."""
     drop_last: bool = False
     threads: int = 1
     """Of each worker."""
@@ -81,6 +98,8 @@ def recorded(options: RunOptions) -> dict[str, object]:
         "mode": asdict(options.mode),
         "clip_stage_norm": options.clip_stage_norm,
         "clip_norm": options.clip_norm,
+        "precision": options.precision,
+        "loss_scaling": asdict(options.loss_scaling) if options.precision == "fp16" else None,
         "drop_last": options.drop_last,
         "metric": options.metric,
         "target_metric": options.target_metric,

@@ -24,6 +24,7 @@ from pd_format.schedule import rounds_of
 from pd_format.versions import StageVersions
 from pd_train.clipping import Clipping
 from pd_train.gradients import GradientBuckets, Gradients
+from pd_train.loss_scale import LossScale
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
 from pd_train.server import SegmentSize, Send, cut_stage, piece_view
@@ -43,6 +44,7 @@ class ShardedServer:
         options: of the optimizer.
         send: how a message reaches another replica of the stage.
         clipping: of the gradient's norm, if asked for.
+        loss_scale: what gradients are to be divided by, where the loss was scaled; each segment then has one update.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ShardedServer:
         options: OptimizerOptions,
         send: Send,
         clipping: Clipping | None = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self._sets = sets
         self._versions = versions
@@ -62,6 +65,7 @@ class ShardedServer:
         self._replicas = versions.replicas
         self._send = send
         self._clipping = clipping
+        self._loss_scale = loss_scale
         self._buckets = cut_stage(sets.sets[0], self._replicas)
         self._outgoing = GradientBuckets(leaves, names, self._buckets, self._replicas > 1, self._leave)
         # Detached: they share the parameters' memory and version counters, so autograd still notices a write to a
@@ -123,14 +127,15 @@ class ShardedServer:
         self._arrived[segment, version, bucket] = tensors
 
     def is_drained(self) -> bool:
-        return self._sets.is_ready(self.updates)
+        decided = self._loss_scale is None or self._loss_scale.verdict(self._segment) is not None
+        return decided and self._sets.is_ready(self.updates)
 
     def advance(self) -> None:
         progress = True
         while progress:
             progress = False
-            if self._clipping is not None and self._announced < self.updates:
-                self._announce_norm(self._clipping)
+            if self._announced < self.updates:
+                self._announce()
             for bucket, update in enumerate(self._next_update):
                 if update < self.updates and self._advance_bucket(bucket, update):
                     self._next_update[bucket] += 1
@@ -167,6 +172,8 @@ class ShardedServer:
                 return False
             if self._clipping is not None:
                 factor = self._clipping.factor(self._segment, update)
+            if self._loss_scale is not None and self._loss_scale.verdict(self._segment) is None:
+                return False
         elif (self._segment, version, bucket) not in self._arrived:
             return False
         if factor is None or not self._open(version):
@@ -214,13 +221,22 @@ class ShardedServer:
             uneven = self._is_uneven(update)
             weight = sum(self._size.samples_of(b) for b in range(first, last)) if uneven else last - first
             means[bucket] = mean_gradients([there[k] for k in members], weight)
+            if self._loss_scale is not None:
+                self._loss_scale.unscale(means[bucket])
         return means[bucket]
 
-    def _announce_norm(self, clipping: Clipping) -> None:
+    def _announce(self) -> None:
+        """Tell what others must know of this shard's part of the next update, once that is whole."""
+        if self._clipping is None and self._loss_scale is None:
+            return
         update = self._announced
         parts = [self._mean(bucket, update) for bucket in self._own]
         if all(part is not None for part in parts):
-            clipping.announce(self._segment, update, [g for part in parts if part is not None for g in part])
+            gradients = [gradient for part in parts if part is not None for gradient in part]
+            if self._clipping is not None:
+                self._clipping.announce(self._segment, update, gradients)
+            if self._loss_scale is not None:
+                self._loss_scale.announce(self._segment, gradients)
             self._announced += 1
 
     def _update(self, bucket: int, version: int, pieces: list[Tensor], factor: float) -> None:
@@ -229,7 +245,10 @@ class ShardedServer:
             for piece, old in zip(pieces, previous, strict=True):
                 piece.copy_(old)
         gradients = self._means[version - 1][bucket]
-        if factor < 1.0:
+        if self._loss_scale is not None and not self._loss_scale.verdict(self._segment):
+            # Without gradients the optimizer leaves parameters and state alone.
+            gradients = [None] * len(gradients)
+        elif factor < 1.0:
             gradients = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
         self._optimizers[bucket].step(pieces, gradients, self._rate)
         # Not kept until the last bucket of the version: a gradient is needed once.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pd_format.errors import UserError
+from pd_format.layers.precision import get_precision
 from pd_format.layers.task import Task, get_task
 from pd_format.layers.values import tensors_in
 from pd_format.versions import StageVersions, sets_needed
@@ -30,6 +31,7 @@ from pd_train.events import Event, Note
 from pd_train.inbox import Inbox, PeerLostError, StallError
 from pd_train.lead import Lead, follow, part_with
 from pd_train.links import Links
+from pd_train.loss_scale import LossScale
 from pd_train.measured import Measure, measure_of
 from pd_train.memory import MemoryMeter
 from pd_train.metrics import METRICS
@@ -114,13 +116,16 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
         launcher.tell(Bound(transport.address, transport.port))
         transport.connect(launcher.await_peers())
         inbox = Inbox(transport, str(place), options.stall_timeout, lambda text: launcher.tell_event(Note(text)))
-        runner, sets = _assemble(place, options, built, Links(place, transport, inbox), loaders, device, task)
+        links = Links(place, transport, inbox)
+        loss_scale = _loss_scale(options, links)
+        runner, sets = _assemble(place, options, built, links, loaders, loss_scale, device, task)
 
         def part() -> dict[str, Tensor]:
             return built.state(sets.newest()) if place.replica == 0 else {}
 
         if loaders is not None and setup.rank == 0:
-            lead = Lead(options, runner, transport, inbox, loaders, device, launcher.tell_event, measure)
+            tell = launcher.tell_event
+            lead = Lead(options, runner, transport, inbox, loaders, loss_scale, device, tell, measure)
             if options.evaluate_only:
                 lead.evaluate()
             else:
@@ -156,6 +161,7 @@ def _assemble(
     built: BuiltStage,
     links: Links,
     loaders: tuple[MinibatchLoader, MinibatchLoader] | None,
+    loss_scale: LossScale | None,
     device: torch.device,
     task: Task,
 ) -> tuple[StageRunner, ParameterSets]:
@@ -175,8 +181,10 @@ def _assemble(
         naive=shared,
         recompute=place.stage.recompute,
         predict=METRICS[options.metric].from_predictions,
+        precision=get_precision(options.precision),
+        first=place.before is None,
     )
-    server = _server(options, built, versions, sets, links)
+    server = _server(options, built, versions, sets, links, loss_scale)
     runner = StageRunner(
         links=links,
         versions=versions,
@@ -188,6 +196,7 @@ def _assemble(
         rate_scale=stage_scale(scaling, place.stage.replicas, options.plan.stages[0].replicas),
         seed=options.seed,
         peak_bytes=_peak_bytes(options, engine, server, links.inbox, device),
+        loss_scale=loss_scale,
     )
     return runner, sets
 
@@ -206,7 +215,12 @@ def _peak_bytes(
 
 
 def _server(
-    options: RunOptions, built: BuiltStage, versions: StageVersions, sets: ParameterSets, links: Links
+    options: RunOptions,
+    built: BuiltStage,
+    versions: StageVersions,
+    sets: ParameterSets,
+    links: Links,
+    loss_scale: LossScale | None,
 ) -> Server:
     names = [built.names[id(parameter)] for parameter in built.parameters]
     replica, optimizer = links.place.replica, options.optimizer
@@ -214,7 +228,7 @@ def _server(
         return AsynchronousServer(sets, versions, names, replica, optimizer, links.to_replica)
     leaves = [built.parameters] if options.mode.is_naive else sets.sets
     clipping = _clipping(options, links)
-    return ShardedServer(sets, versions, leaves, names, replica, optimizer, links.to_replica, clipping)
+    return ShardedServer(sets, versions, leaves, names, replica, optimizer, links.to_replica, clipping, loss_scale)
 
 
 def _clipping(options: RunOptions, links: Links) -> Clipping | None:
@@ -234,6 +248,20 @@ def _clipping(options: RunOptions, links: Links) -> Clipping | None:
         "norm", lambda message: clipping.take(message.segment, message.index, message.sender, message.body)
     )
     return clipping
+
+
+def _loss_scale(options: RunOptions, links: Links) -> LossScale | None:
+    if options.precision != "fp16":
+        return None
+    members = range(options.plan.workers)
+
+    def tell(segment: int, finite: bool) -> None:
+        for rank in members:
+            links.to_rank(rank, "finite", segment, 0, finite)
+
+    loss_scale = LossScale(options.loss_scaling, members, tell)
+    links.inbox.handle("finite", lambda message: loss_scale.take(message.segment, message.sender, message.body))
+    return loss_scale
 
 
 def _open_data(

@@ -15,6 +15,7 @@ from pd_format.layers.cuts import find_bars, find_uses
 from pd_format.layers.describe import call_text
 from pd_format.layers.fingerprint import describe_layer, fingerprint_of
 from pd_format.layers.passes import Pass, lay_out
+from pd_format.layers.precision import FP32, Precision
 from pd_format.layers.stage import Program, StageModule
 from pd_format.layers.state import untouched
 from pd_format.layers.trace import trace
@@ -119,10 +120,14 @@ class Chain:
         """Names of the values that cross a cut right after `layer`: made before it, inputs included, and used after."""
         return tuple(node.name for node in self._passes[training].crossing(layer))
 
-    def crossing_bytes(self, layer: int) -> int:
+    def crossing_bytes(self, layer: int, precision: Precision = FP32) -> int:
         """Bytes of the tensors that cross a cut right after `layer` in training, for the traced minibatch size."""
         step = self._passes[True]
-        return sum(_size(tensor) for node in step.crossing(layer) for tensor in tensors_in(step.traced.values[node][0]))
+        return sum(
+            precision.crossing_bytes(tensor)
+            for node in step.crossing(layer)
+            for tensor in tensors_in(step.traced.values[node][0])
+        )
 
     def parameter_bytes(self, layer: int) -> int:
         """Bytes of the parameters used first in `layer`."""
