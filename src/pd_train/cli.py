@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import sys
 import time
@@ -31,7 +30,7 @@ from pd_train.check import (
 )
 from pd_train.evaluation import check_evaluation
 from pd_train.host import available_cores, available_memory_bytes
-from pd_train.metrics import METRICS, default_metric
+from pd_train.metrics import METRICS, settle_metric
 from pd_train.options import OptimizerOptions, RunOptions
 
 __all__ = ["main"]
@@ -225,7 +224,7 @@ def main(
         check_schedule(plan, mode)
         if plan.inference or not evaluate_only:  # Else the plan's figures are for more than an evaluation holds.
             check_memory(plan, mode, range(plan.workers), available_memory_bytes())
-        metric, target_metric = _settle_metric(plan, metric, target_metric, target_accuracy)
+        metric, target_metric = settle_metric(plan.task, metric, target_metric, target_accuracy)
         data = data or plan.data
         parse_data(data)
         options = RunOptions(
@@ -290,29 +289,6 @@ def _train(options: RunOptions) -> None:
         print_evaluation_table(options.plan, end, str(options.init_from), options.run_dir)
     else:
         print_run_table(options.plan, end, metrics, options.run_dir, options.target_metric)
-
-
-def _settle_metric(
-    plan: Plan, metric: str | None, target: float | None, target_accuracy: float | None
-) -> tuple[str, float | None]:
-    """The metric, and its value that ends the run, if one was given.
-
-    Raises:
-        click.UsageError: the options contradict each other, or the metric never has such a value.
-    """
-    if target_accuracy is not None:
-        if target is not None or metric not in (None, "accuracy"):
-            other = f"--metric {metric}" if target is None else "--target-metric"
-            raise click.UsageError(f"--target-accuracy and {other} exclude each other; leave one of them out.")
-        return "accuracy", target_accuracy
-    metric = metric or default_metric(plan.task)
-    least, most = METRICS[metric].least, METRICS[metric].most
-    if target is not None and not least <= target <= (math.inf if most is None else most):
-        expected = f"from {least:g} on" if most is None else f"between {least:g} and {most:g}"
-        raise click.BadParameter(
-            f"found {target:g}; a validation's {metric} is {expected}.", param_hint="--target-metric"
-        )
-    return metric, target
 
 
 def _new_run_dir(wanted: Path | None, plan: Plan) -> Path:

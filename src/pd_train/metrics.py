@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["METRICS", "Metric", "default_metric", "perplexity_of"]
+from pd_format.errors import UserError
+
+__all__ = ["METRICS", "Metric", "default_metric", "perplexity_of", "settle_metric"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,31 @@ _DEFAULTS = {"language-modeling": "perplexity"}
 def default_metric(task: str) -> str:
     """What a task is judged by where nobody says; accuracy is that of tokens where a sample has many."""
     return _DEFAULTS.get(task, "accuracy")
+
+
+def settle_metric(
+    task: str, metric: str | None, target: float | None, target_accuracy: float | None
+) -> tuple[str, float | None]:
+    """The metric, and its value that ends the run, if one was given.
+
+    Args:
+        task: of the plan.
+        metric, target, target_accuracy: the options, None where they were left out.
+
+    Raises:
+        UserError: the options contradict each other, or the metric never has such a value.
+    """
+    if target_accuracy is not None:
+        if target is not None or metric not in (None, "accuracy"):
+            other = f"--metric {metric}" if target is None else "--target-metric"
+            raise UserError(f"--target-accuracy and {other} exclude each other; leave one of them out.")
+        return "accuracy", target_accuracy
+    metric = metric or default_metric(task)
+    least, most = METRICS[metric].least, METRICS[metric].most
+    if target is not None and not least <= target <= (math.inf if most is None else most):
+        expected = f"from {least:g} on" if most is None else f"between {least:g} and {most:g}"
+        raise UserError(f"--target-metric: found {target:g}; a validation's {metric} is {expected}.")
+    return metric, target
 
 
 def perplexity_of(loss: float | None) -> float | None:
