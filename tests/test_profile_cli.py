@@ -186,7 +186,10 @@ def test_a_torchvision_model_is_found_by_name(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["vgg61"], "torchvision has no classification model 'vgg61'; the closest are vgg19, vgg16, vgg13."),
+        (
+            ["vgg61"],
+            "there is no model 'vgg61' here or among torchvision's classification models; the closest are vgg19, vgg16, vgg13.",
+        ),
         (["net.py"], "'net.py' names a file; name its function too, as in net.py:build."),
         (["net.py:cnn", "--minibatches", "0"], "0 is not in the range x>=1."),
         (["net.py:cnn", "--minibatch-size", "-1"], "-1 is not in the range x>=1."),

@@ -22,6 +22,7 @@ from pd_profile.options import (
     parse_model,
     parse_model_args,
 )
+from pd_profile.shipped import SHIPPED
 
 __all__ = ["main"]
 
@@ -29,13 +30,14 @@ ParsedT = TypeVar("ParsedT")
 
 _HELP = """Measure each layer of MODEL, so that pd-plan can split it.
 
-MODEL is a classification model of torchvision (resnet18), or a function that builds a model:
-path/file.py:function or package.module:function.
+MODEL is a classification model of torchvision (resnet18), a model of this project (gpt), or a function that builds a
+model: path/file.py:function or package.module:function. --list-models lists the first two.
 
 \b
 Examples:
   pd-profile vgg16 --minibatches 1000
   pd-profile resnet18 --data digits:32 --model-arg num_classes=10
+  pd-profile gpt --model-arg layers=6 --model-arg context=256 --data text:notes.txt
   pd-profile examples/digits_cnn.py:digits_cnn --data digits --minibatch-size 32
   pd-profile my_models.text:build --input-shape tokens=128:int64
 
@@ -113,10 +115,9 @@ def _parse_data(text: str) -> tuple[str, DataName]:
 )
 @click.option(
     "--task",
-    default="classification",
-    show_default=True,
     metavar="TASK",
-    help="What the model learns, which decides on loss and metrics.",
+    help="What the model learns, which decides on loss and metrics: classification or language-modeling.  [default: "
+    "the model's own, else classification]",
 )
 @click.option(
     "--precision",
@@ -151,6 +152,11 @@ def main(model: ModelName, data: tuple[str, DataName], **options: Any) -> None:
         raise _Stopped("stopped by Ctrl-C; no profile was written.") from None
 
 
+def _task_of(model: ModelName) -> str:
+    shipped = None if model.factory else SHIPPED.get(model.name)
+    return shipped.task if shipped else "classification"
+
+
 def _run(
     model: ModelName,
     data: tuple[str, DataName],
@@ -162,7 +168,7 @@ def _run(
     device: str,
     threads: int | None,
     seed: int,
-    task: str,
+    task: str | None,
     precision: PrecisionName,
     output: Path | None,
 ) -> None:
@@ -175,7 +181,7 @@ def _run(
         minibatch_size=minibatch_size,
         shapes=tuple(shapes),
         data=data[0],
-        task=task,
+        task=task or _task_of(model),
         precision=precision,
         data_pixels=data[1].size if data[1].kind == "digits" else None,
         device=device,

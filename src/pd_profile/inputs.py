@@ -29,7 +29,8 @@ def choose_inputs(
 ) -> tuple[InputSpec, ...]:
     """Decide on the inputs, in the order in which the model's forward takes them.
 
-    In this order: what the user gave; the samples of the data set; torchvision's usual images; the width of a
+    In this order: what the user gave; what the model says itself (`sample_inputs`: the shape of a sample and its dtype
+    for each input); the samples of the data set; torchvision's usual images; the width of a
     model whose first layer is linear.
 
     Args:
@@ -41,6 +42,7 @@ def choose_inputs(
         UserError: the shape is not known, or what was given fits neither the forward nor the data.
     """
     arguments, required = _arguments(model)
+    own: dict[str, tuple[tuple[int, ...], str]] | None = getattr(model, "sample_inputs", None)
     if given:
         if data_pixels is not None and given[0].shape not in _image_shapes(model, data_pixels):
             expected = ",".join(map(str, _image_shapes(model, data_pixels)[0]))
@@ -49,6 +51,8 @@ def choose_inputs(
                 f"--data {data} are {expected}; leave one of the two options out."
             )
         named = _in_order(given, arguments, required)
+    elif own is not None:
+        named = [(name, InputShape(name, shape, dtype)) for name, (shape, dtype) in own.items()]
     else:
         shape = _known_shape(model, required, data_pixels, torchvision_name)
         named = [(arguments[0], InputShape(None, shape, "float32"))]

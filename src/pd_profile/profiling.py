@@ -39,6 +39,7 @@ from pd_profile.options import InputShape, ModelName, Scalar
 from pd_profile.progress import show_progress
 from pd_profile.record import build_record, describe_device
 from pd_profile.samples import Summary
+from pd_profile.shipped import SHIPPED
 from pd_profile.sizes import out_of_memory, stash_of
 from pd_profile.table import check_lines, table_lines
 
@@ -48,7 +49,7 @@ _TORCHVISION = "torchvision.models"
 
 
 class UnknownModel(UserError):
-    """A bare name that torchvision does not have."""
+    """A bare name that neither this project nor torchvision has."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def profile_model(request: Request) -> None:
     device = _device(request.device)
     if request.threads is not None:
         torch.set_num_threads(request.threads)
-    factory = request.model.factory or _torchvision_factory(request.model.name)
+    shipped = None if request.model.factory else SHIPPED.get(request.model.name)
+    factory = shipped.factory if shipped else request.model.factory or _torchvision_factory(request.model.name)
     torch.manual_seed(request.seed)
     with warnings.catch_warnings():
         # Torchvision announces changes of its own defaults, about which nobody can do anything here.
@@ -99,7 +101,7 @@ def profile_model(request: Request) -> None:
         request.shapes,
         data=request.data,
         data_pixels=request.data_pixels,
-        torchvision_name=request.model.name if request.model.factory is None else None,
+        torchvision_name=request.model.name if factory.startswith(f"{_TORCHVISION}:") else None,
     )
     try:
         model.to(device)
@@ -220,10 +222,10 @@ def _torchvision_factory(name: str) -> str:
 
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        close = difflib.get_close_matches(name.lower(), [*SHIPPED, *known], n=3, cutoff=0.5)
         closest = f"the closest are {', '.join(close)}" if close else f"it has {', '.join(known[:3])} and others"
         raise UnknownModel(
-            f"torchvision has no classification model {name!r}; {closest}. "
+            f"there is no model {name!r} here or among torchvision's classification models; {closest}. "
             "A model of your own is named as path/file.py:function or package.module:function."
         )
     return f"{_TORCHVISION}:{name}"

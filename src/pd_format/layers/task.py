@@ -93,7 +93,28 @@ class Classification:
         return torch.randint(logits.shape[-1], logits.shape[:-1], generator=generator).to(logits.device)
 
 
-TASKS: dict[str, type[Classification]] = {"classification": Classification}
+class LanguageModeling(Classification):
+    """The next token at each position: cross entropy of logits (B, T, vocabulary) and the tokens that follow (B, T).
+
+    The data set shifts the tokens, so input and targets have the same length.
+    """
+
+    def loss(self, output: object, targets: object) -> Tensor:
+        """The mean over all tokens, in nats.
+
+        Raises:
+            UserError: output or targets have another form, or a token is out of range (looked at on the CPU only).
+        """
+        _check_sequences(output)
+        return super().loss(output, targets)
+
+    def random_targets(self, output: object, generator: torch.Generator) -> Tensor:
+        """A token for each position."""
+        _check_sequences(output)
+        return super().random_targets(output, generator)
+
+
+TASKS: dict[str, type[Classification]] = {"classification": Classification, "language-modeling": LanguageModeling}
 
 
 def get_task(name: str) -> Task:
@@ -123,6 +144,15 @@ def label_shape_of(output: object) -> tuple[int, ...]:
         UserError: the output holds no logits.
     """
     return tuple(_logits(output).shape[1:-1])
+
+
+def _check_sequences(output: object) -> None:
+    logits = _logits(output)
+    if logits.dim() != 3:
+        raise UserError(
+            f"The model returns {_tensor_text(logits)}; language modeling expects logits of shape (B, T, vocabulary), "
+            "one row for each token of the input. For one class a sample use --task classification."
+        )
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

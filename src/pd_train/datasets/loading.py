@@ -14,6 +14,7 @@ from pd_format.profile import InputSpec
 from pd_train.datasets.digits import load_digits
 from pd_train.datasets.own import load_own
 from pd_train.datasets.synthetic import SyntheticDataset
+from pd_train.datasets.text import load_text
 
 __all__ = ["load_datasets"]
 
@@ -46,6 +47,9 @@ def load_datasets(
         return load_digits(size, name, inputs, classes)
     if kind == "function":
         return load_own(name)
+    if kind == "text":
+        assert path is not None
+        return load_text(path, name, inputs, classes, label_shape)
     if path is not None:
         raise UserError(f"--data {name}: data sets of kind {kind} cannot be read yet.")
     if classes is None:

@@ -1,0 +1,1 @@
+"""The project's own models, which pd-profile knows by name."""
