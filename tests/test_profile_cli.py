@@ -218,7 +218,7 @@ def test_a_wrong_command_line_exits_with_2(folder: Path, arguments: list[str], m
         (["net.py:cnn", "--input-shape", "3,8,8"], "--input-shape"),
         (["net.py:cnn", "--input-shape", "1,9,99"], "(3, 1, 9, 99)"),
         (["net.py:no_logits"], "The model returns a tensor of shape (12,) and float32; classification expects"),
-        (["net.py:untrainable"], "A plain training step of the model (forward, cross-entropy, backward) fails: one of"),
+        (["net.py:untrainable"], "A plain training step of the model (forward, loss, backward) fails: one of"),
         (["net.py:stops", "--model-arg", "error=memory"], "Try a smaller one, as in --minibatch-size 1."),
         (["net.py:cnn", "--data", "digits", "--output", "net.py/x.json"], "net.py/x.json: cannot be written"),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from pd_format.data import DATA_HELP, DataName, parse_data
 from pd_format.errors import UserError
@@ -40,6 +41,7 @@ Examples:
   pd-profile gpt --model-arg layers=6 --model-arg context=256 --data text:notes.txt
   pd-profile examples/digits_cnn.py:digits_cnn --data digits --minibatch-size 32
   pd-profile my_models.text:build --input-shape tokens=128:int64
+  pd-profile net.py:build --input-shape 16 --loss torch.nn.functional:mse_loss
 
 The time of a layer is that of its forward and its backward pass on one minibatch of random numbers, without the
 optimizer: the mean over the faster half of the minibatches measured, since other work on a machine only ever makes a
@@ -67,6 +69,13 @@ def _parsed(parse: Callable[[Any], ParsedT]) -> Callable[[click.Context, click.P
 
 def _parse_shapes(texts: tuple[str, ...]) -> list[InputShape]:
     return [parse_input_shape(text) for text in texts]
+
+
+def _parse_loss(text: str | None) -> str | None:
+    place, _, function = (text or "").rpartition(":")
+    if text is not None and not (place and function.isidentifier()):
+        raise ValueError(f"{text!r} names no function; expected path/file.py:function or package.module:function.")
+    return text
 
 
 def _parse_data(text: str) -> tuple[str, DataName]:
@@ -128,6 +137,13 @@ def _parse_data(text: str) -> tuple[str, DataName]:
     "parameters stay float32. fp16 trains only with pd-train --flush.",
 )
 @click.option(
+    "--loss",
+    metavar="FUNCTION",
+    callback=_parsed(_parse_loss),
+    help="A loss of your own instead of a task: path/file.py:function or package.module:function. It is given what the "
+    "model returns and the minibatch's labels, and returns the mean over the minibatch.",
+)
+@click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
@@ -143,7 +159,11 @@ def _parse_data(text: str) -> tuple[str, DataName]:
     help="Where to write the profile.  [default: profiles/NAME.json]",
 )
 @click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
-def main(model: ModelName, data: tuple[str, DataName], **options: Any) -> None:
+def main(model: ModelName, data: tuple[str, DataName], loss: str | None, **options: Any) -> None:
+    if loss is not None:
+        if click.get_current_context().get_parameter_source("task") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--loss and --task exclude each other: a loss of your own is the task.")
+        options["task"] = loss
     try:
         _run(model, data, **options)
     except UserError as error:

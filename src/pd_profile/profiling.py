@@ -184,7 +184,7 @@ def _refuse_a_failing_model(
             plain_step(model, values, loss, clock, scope)
     except RuntimeError as error:
         raise UserError(
-            f"A plain training step of the model (forward, cross-entropy, backward) fails: {error}\n"
+            f"A plain training step of the model (forward, loss, backward) fails: {error}\n"
             f"Mend the model so that it trains in plain torch.{_autocast_hint(precision)}"
         ) from error
 

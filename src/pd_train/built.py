@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from pd_format.layers.chain import build_chain
 from pd_format.layers.factory import build_model
 from pd_format.layers.stage import StageModule
-from pd_format.layers.task import classes_of, label_shape_of
+from pd_format.layers.task import Classification, classes_of, get_task, label_shape_of
+from pd_format.layers.values import map_tensors
 from pd_format.plan import Plan
 from pd_format.versions import StageVersions, sets_needed
 from pd_train.check import stage_ranges
 from pd_train.initial import find_weights, load_weights
 
-__all__ = ["BuiltStage", "build_stage"]
+__all__ = ["BuiltStage", "build_stage", "made_up"]
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,12 @@ class BuiltStage:
     """Every key of the model's state dict, and the name of its tensor."""
     unused: dict[str, Tensor]
     """Tensors of the model that no layer uses; they stay as they were made."""
-    classes: int
-    """That the model tells apart."""
+    classes: int | None
+    """That the model tells apart; None where the loss is the user's own."""
     label_shape: tuple[int, ...]
     """Of one sample's labels; empty where it has one."""
+    output: object
+    """The structure of what the whole model returns in training, with tensors without data."""
 
     def naive_set(self, versions: StageVersions) -> list[nn.Parameter]:
         """Set 0 for naive pipelining, whose graphs all share the module's own parameters.
@@ -92,12 +95,25 @@ def build_stage(plan: Plan, index: int, seed: int, device: torch.device, init_fr
         id(tensor): chain.state_names.get(name, name)
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
     }
+    classifies = isinstance(get_task(plan.task), Classification)
     return BuiltStage(
         module=module,
         parameters=parameters,
         names=names,
         state_names=chain.state_names,
         unused={name: tensor.detach().clone() for name, tensor in unused.items()},
-        classes=classes_of(chain.output),
-        label_shape=label_shape_of(chain.output),
+        classes=classes_of(chain.output) if classifies else None,
+        label_shape=label_shape_of(chain.output) if classifies else (),
+        output=chain.output,
     )
+
+
+def made_up(output: object) -> object:
+    """An output of this structure with random numbers, for whoever wants to look at the form of one."""
+
+    def fill(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)).to(tensor.dtype)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    return map_tensors(fill, output)

@@ -178,7 +178,9 @@ def _epoch_line(event: EpochEnded) -> str:
     metrics = event.metrics
     parts = [f"epoch {metrics.epoch + 1}/{event.epochs}", f"loss {_loss(metrics.train_loss)}"]
     if metrics.validation_loss is not None or metrics.validation_accuracy is not None:
-        text = f"validation {_loss(metrics.validation_loss)}, accuracy {_percent(metrics.validation_accuracy)}"
+        text = f"validation {_loss(metrics.validation_loss)}"
+        if metrics.metric == "accuracy" or metrics.validation_accuracy is not None:
+            text += f", accuracy {_percent(metrics.validation_accuracy)}"
         if metrics.metric not in ("accuracy", "loss"):
             text += f", {metrics.metric} {_value(metrics.metric, metrics.judged)}"
         parts.append(text)

@@ -39,7 +39,7 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric("accuracy"),
-        Metric("loss", lower_is_better=True, most=None),
+        Metric("loss", lower_is_better=True, most=None, least=-math.inf),
         Metric("perplexity", lower_is_better=True, most=None, least=1.0),
         Metric("meteor", from_predictions=True),
     )
@@ -50,7 +50,7 @@ _DEFAULTS = {"language-modeling": "perplexity"}
 
 def default_metric(task: str) -> str:
     """What a task is judged by where nobody says; accuracy is that of tokens where a sample has many."""
-    return _DEFAULTS.get(task, "accuracy")
+    return "loss" if ":" in task else _DEFAULTS.get(task, "accuracy")
 
 
 def settle_metric(
@@ -63,8 +63,13 @@ def settle_metric(
         metric, target, target_accuracy: the options, None where they were left out.
 
     Raises:
-        UserError: the options contradict each other, or the metric never has such a value.
+        UserError: the options contradict each other or the task, or the metric never has such a value.
     """
+    if ":" in task and (target_accuracy is not None or metric == "accuracy"):
+        raise UserError(
+            f"accuracy is not known: the plan's loss is a function of your own ({task}), which does not say what is "
+            "right. Leave out --target-accuracy and --metric accuracy; --target-metric 0.5 stops at that loss."
+        )
     if target_accuracy is not None:
         if target is not None or metric not in (None, "accuracy"):
             other = f"--metric {metric}" if target is None else "--target-metric"

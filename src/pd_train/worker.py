@@ -20,7 +20,7 @@ from pd_format.layers.task import Task, get_task
 from pd_format.layers.values import tensors_in
 from pd_format.versions import StageVersions, sets_needed
 from pd_train.asynchronous import AsynchronousServer
-from pd_train.built import BuiltStage, build_stage
+from pd_train.built import BuiltStage, build_stage, made_up
 from pd_train.clipping import Clipping
 from pd_train.compute import DivergedError, StageRunner
 from pd_train.control import Bound, Done, Failed, FromWorker, Happened, Peers, WorkerSetup, log_path
@@ -269,7 +269,14 @@ def _open_data(
 ) -> tuple[tuple[MinibatchLoader, MinibatchLoader], Measure | None]:
     """Training and validation minibatches, and the metric that is made of predictions, where the run has such a one."""
     plan = options.plan
-    datasets = load_datasets(options.data, plan.inputs, built.classes, plan.minibatch_size, built.label_shape)
+    datasets = load_datasets(
+        options.data,
+        plan.inputs,
+        built.classes,
+        plan.minibatch_size,
+        built.label_shape,
+        lambda: task.random_targets(made_up(built.output), torch.Generator().manual_seed(0)),
+    )
     loaders = []
     for training, dataset in zip((True, False), datasets, strict=True):
         if training and options.evaluate_only:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pd_format.errors import UserError
+from pd_format.layers.own_loss import OwnLoss
 
 __all__ = ["Classification", "PredictingTask", "Task", "classes_of", "get_task", "label_shape_of"]
 
@@ -26,13 +27,16 @@ class Task(Protocol):
     def loss(self, output: object, targets: object) -> Tensor:
         """The mean loss over the minibatch, a 0-dim tensor with a gradient."""
 
-    def correct(self, output: object, targets: object) -> float:
-        """How many of the minibatch's samples the model gets right; one that is partly right counts in part."""
+    def correct(self, output: object, targets: object) -> float | None:
+        """How many of the minibatch's samples the model gets right; one that is partly right counts in part.
+
+        None where that is not known.
+        """
 
     def samples(self, targets: object) -> int:
         """Samples of the minibatch."""
 
-    def random_targets(self, output: object, generator: torch.Generator) -> Tensor:
+    def random_targets(self, output: object, generator: torch.Generator) -> object:
         """Targets that fit an output, drawn from a generator on the CPU, on the output's device."""
 
 
@@ -118,13 +122,18 @@ TASKS: dict[str, type[Classification]] = {"classification": Classification, "lan
 
 
 def get_task(name: str) -> Task:
-    """The task that a profile or plan names.
+    """The task that a profile or plan names: one of `TASKS`, or the user's own loss as `path/file.py:function`.
 
     Raises:
         UserError: there is none of this name.
     """
+    if ":" in name:
+        return OwnLoss(name)
     if name not in TASKS:
-        raise UserError(f"Task {name!r} is unknown; expected one of: {', '.join(map(repr, TASKS))}.")
+        raise UserError(
+            f"Task {name!r} is unknown; expected one of: {', '.join(map(repr, TASKS))}, or a loss of your own as "
+            "path/file.py:function."
+        )
     return TASKS[name]()
 
 

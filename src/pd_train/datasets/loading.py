@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -27,6 +28,7 @@ def load_datasets(
     classes: int | None,
     minibatch_size: int,
     label_shape: tuple[int, ...] = (),
+    random_targets: Callable[[], object] | None = None,
 ) -> tuple[Dataset[Any], Dataset[Any]]:
     """Make the train and the validation data set.
 
@@ -37,6 +39,7 @@ def load_datasets(
         classes: that the model tells apart; None where that is not known.
         minibatch_size: samples a minibatch.
         label_shape: of a sample's labels, which synthetic samples are given; empty where it has one.
+        random_targets: makes those of a minibatch, for synthetic samples where `classes` is None.
 
     Raises:
         UserError: there is no such data set, it needs something that is not installed, or does not fit the model.
@@ -52,10 +55,11 @@ def load_datasets(
         return load_text(path, name, inputs, classes, label_shape)
     if path is not None:
         raise UserError(f"--data {name}: data sets of kind {kind} cannot be read yet.")
+    targets = None
     if classes is None:
-        raise UserError(f"--data {name} draws labels from the model's classes, whose number is not known.")
+        if random_targets is None:
+            raise UserError(f"--data {name} draws labels from the model's classes, whose number is not known.")
+        targets = random_targets()
     samples = size or SYNTHETIC_MINIBATCHES * minibatch_size
-    return (
-        SyntheticDataset(inputs, classes, samples, label_shape=label_shape),
-        SyntheticDataset(inputs, classes, math.ceil(samples / 10), first=samples, label_shape=label_shape),
-    )
+    make = partial(SyntheticDataset, inputs, classes, label_shape=label_shape, targets=targets)
+    return make(samples), make(math.ceil(samples / 10), first=samples)

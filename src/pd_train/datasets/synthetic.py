@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from pd_format.layers.inputs import dtype_of
+from pd_format.layers.values import map_tensors
 from pd_format.profile import InputSpec
 
 __all__ = ["SyntheticDataset"]
@@ -17,28 +18,36 @@ __all__ = ["SyntheticDataset"]
 class SyntheticDataset(Dataset[Any]):
     """Random samples for a model's inputs and labels, each made when it is asked for.
 
-    Sample i is drawn from a generator seeded by i: floats normal, integers (and booleans) 0 or 1, then its labels.
+    Sample i is drawn from a generator seeded by i: floats normal, integers (and booleans) 0 or 1, then its labels, or
+    those of its place in a minibatch of targets that is given.
     """
 
     def __init__(
         self,
         inputs: Sequence[InputSpec],
-        classes: int,
+        classes: int | None,
         samples: int,
         first: int = 0,
         label_shape: tuple[int, ...] = (),
+        targets: object = None,
     ) -> None:
-        """Hold `samples` samples, the ones from number `first` on."""
+        """Hold `samples` samples, the ones from number `first` on.
+
+        Args:
+            classes: of the labels; None where `targets`, of one minibatch, stand in for them.
+        """
         self._specs = [(tuple(spec.shape[1:]), dtype_of(spec)) for spec in inputs]
         self._classes = classes
         self._samples = samples
         self._first = first
         self._label_shape = label_shape
+        self._targets = targets
+        self._minibatch_size = inputs[0].shape[0]
 
     def __len__(self) -> int:
         return self._samples
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         if not 0 <= index < self._samples:
             raise IndexError(f"sample {index} of {self._samples}")
         generator = torch.Generator().manual_seed(self._first + index)
@@ -48,8 +57,13 @@ class SyntheticDataset(Dataset[Any]):
             else torch.randint(0, 2, shape, generator=generator, dtype=dtype)
             for shape, dtype in self._specs
         ]
+        if self._classes is None:
+            row = index % self._minibatch_size
+            return (*values, map_tensors(lambda tensor: tensor[row] if tensor.dim() else tensor, self._targets))
         return (*values, torch.randint(0, self._classes, self._label_shape, generator=generator))
 
-    def rows(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def rows(self, indices: torch.Tensor) -> tuple[Any, ...]:
         """Many samples, stacked."""
-        return tuple(torch.stack(column) for column in zip(*map(self.__getitem__, indices.tolist()), strict=True))
+        return tuple(
+            default_collate(list(column)) for column in zip(*map(self.__getitem__, indices.tolist()), strict=True)
+        )
