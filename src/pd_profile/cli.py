@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from pd_format.data import DATA_HELP, DataName, parse_data
 from pd_format.errors import UserError
@@ -161,7 +160,7 @@ def _parse_data(text: str) -> tuple[str, DataName]:
 @click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
 def main(model: ModelName, data: tuple[str, DataName], loss: str | None, **options: Any) -> None:
     if loss is not None:
-        if click.get_current_context().get_parameter_source("task") is ParameterSource.COMMANDLINE:
+        if options["task"] is not None:
             raise click.UsageError("--loss and --task exclude each other: a loss of your own is the task.")
         options["task"] = loss
     try:

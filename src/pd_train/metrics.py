@@ -39,7 +39,7 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric("accuracy"),
-        Metric("loss", lower_is_better=True, most=None, least=-math.inf),
+        Metric("loss", lower_is_better=True, most=None),
         Metric("perplexity", lower_is_better=True, most=None, least=1.0),
         Metric("meteor", from_predictions=True),
     )
@@ -77,6 +77,8 @@ def settle_metric(
         return "accuracy", target_accuracy
     metric = metric or default_metric(task)
     least, most = METRICS[metric].least, METRICS[metric].most
+    if metric == "loss" and ":" in task:
+        least = -math.inf  # A loss of one's own may be negative.
     if target is not None and not least <= target <= (math.inf if most is None else most):
         expected = f"from {least:g} on" if most is None else f"between {least:g} and {most:g}"
         raise UserError(f"--target-metric: found {target:g}; a validation's {metric} is {expected}.")
