@@ -80,6 +80,37 @@ class Meteor:
                 f"{' '.join(self._command)}. {INSTEAD}"
             ) from None
 
-    def _plain(sentence: str) -> str:
+    def _tell(self, *parts: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(" ||| ".join(parts) + "\n")
+        self._process.stdin.flush()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise EOFError
+        return line.strip()
+
+
+def _command() -> list[str]:
+    # Only looked for: importing it would load what has nothing to do with METEOR.
+    package = importlib.util.find_spec("pycocoevalcap")
+    folders = list(package.submodule_search_locations or ()) if package is not None else []
+    jars = [jar for folder in folders if (jar := Path(folder, "meteor", "meteor-1.5.jar")).is_file()]
+    if not jars:
+        raise UserError(
+            f"--metric meteor needs pycocoevalcap, which is not installed: pip install 'pipedream[meteor]'. {INSTEAD}"
+        )
+    java = shutil.which("java")
+    if java is None:
+        raise UserError(
+            "--metric meteor needs Java, and there is no program java on this machine's PATH: install it, on Debian "
+            f"and Ubuntu with apt-get install default-jre-headless. {INSTEAD}"
+        )
+    return [java, "-Xmx2G", "-jar", str(jars[0]), "-", "-", "-stdio", "-l", "en", "-norm"]
+
+
+def _plain(sentence: str) -> str:
     """Without what the program would read as the end of a sentence."""
     return " ".join(sentence.replace("|||", " ").split())

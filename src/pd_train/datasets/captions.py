@@ -1,6 +1,6 @@
 """Captions of videos: their file, their words as tokens, and who is trained on which.
 
-A folder of captioned videos says in `captions.csv` what each shows, one sentence a line and any number of lines a video:
+A folder of captioned videos says in `captions.csv` what each shows, a sentence a line, any number of lines a video:
 
     video,sentence
     vid1,a man is slicing a tomato
@@ -30,7 +30,7 @@ HEADINGS = frozenset({"video", "video_id", "videoid", "id", "name"})
 MSVD_SPLIT = (1200, 100, 670)
 """Videos for training, validation and test, in the data set's own order (Venugopalan et al. 2015)."""
 
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 class Split(NamedTuple):
@@ -76,7 +76,7 @@ class Vocabulary:
 
 def words_of(sentence: str) -> list[str]:
     """The words of a sentence in lower case, without punctuation."""
-    return _WORD.findall(sentence.lower())
+    return _WORD.findall(sentence.lower().replace("\u2019", "'"))
 
 
 def read_captions(path: Path, videos: Collection[str]) -> dict[str, list[list[str]]]:
@@ -149,9 +149,7 @@ def read_split(folder: Path, captions: Mapping[str, object]) -> Split:
         raise UserError(
             f"{folder}: holds captions of {len(names)} video; expected at least 2, one to train and one to validate on."
         )
-    return Split(
-        tuple(names[:train]), tuple(names[train : train + validation]), tuple(names[train + validation :])
-    )
+    return Split(tuple(names[:train]), tuple(names[train : train + validation]), tuple(names[train + validation :]))
 
 
 def _read_names(path: Path, captions: Mapping[str, object], seen: dict[str, str]) -> tuple[str, ...]:

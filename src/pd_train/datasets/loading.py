@@ -13,6 +13,7 @@ from pd_format.data import parse_data
 from pd_format.errors import UserError
 from pd_format.profile import InputSpec
 from pd_train.datasets.digits import load_digits
+from pd_train.datasets.msvd import load_msvd
 from pd_train.datasets.own import load_own
 from pd_train.datasets.synthetic import SyntheticDataset
 from pd_train.datasets.text import load_text
@@ -34,7 +35,8 @@ def load_datasets(
 
     Args:
         name: `digits` or `digits:32` (scikit-learn's handwritten digits, resized), `synthetic` or `synthetic:1000`
-            (random samples; 100 minibatches of them by default), or a function: see `pd_format.data`.
+            (random samples; 100 minibatches of them by default), `msvd:FOLDER` (videos with captions), or a function:
+            see `pd_format.data`.
         inputs: of the model.
         classes: that the model tells apart; None where that is not known.
         minibatch_size: samples a minibatch.
@@ -53,6 +55,9 @@ def load_datasets(
     if kind == "text":
         assert path is not None
         return load_text(path, name, inputs, classes, label_shape)
+    if kind == "msvd":
+        assert path is not None
+        return load_msvd(path, name, inputs, classes)
     if path is not None:
         raise UserError(f"--data {name}: data sets of kind {kind} cannot be read yet.")
     targets = None

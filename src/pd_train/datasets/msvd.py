@@ -1,8 +1,8 @@
 """Videos and their captions: MSVD, the Microsoft video description corpus, or any other in the same form.
 
-    FOLDER/features/VIDEO.npy     what a network said of the video's frames, (frames, numbers a frame)
-    FOLDER/captions.csv           see `pd_train.datasets.captions`
-    FOLDER/train.txt, val.txt, test.txt     which video is for what; may be left out
+FOLDER/features/VIDEO.npy     what a network said of the video's frames, (frames, numbers a frame)
+FOLDER/captions.csv           see `pd_train.datasets.captions`
+FOLDER/train.txt, val.txt, test.txt     which video is for what; may be left out
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pd_format.errors import UserError
 from pd_format.layers.inputs import dtype_of
 from pd_format.profile import InputSpec
 from pd_train.datasets.captions import Vocabulary, read_captions, read_split
+from pd_train.meteor import Meteor, check_meteor
 
 __all__ = ["CaptionedVideos", "load_msvd"]
 
@@ -69,6 +70,23 @@ class CaptionedVideos(Dataset[Any]):
     def rows(self, indices: Tensor) -> tuple[Tensor, ...]:
         """Many samples, stacked."""
         return tuple(torch.stack(column) for column in zip(*map(self.__getitem__, indices.tolist()), strict=True))
+
+    def check_metric(self, name: str) -> None:
+        """See `pd_train.measured.MeasuredDataset`.
+
+        Raises:
+            UserError: there is no such metric, or something is missing.
+        """
+        if name != "meteor":
+            raise UserError(f"--metric {name}: captions are judged by meteor, accuracy or loss.")
+        check_meteor()
+
+    def metric(self, name: str, predictions: Sequence[Tensor]) -> float:
+        """METEOR of the captions that a model made, against all captions of each video."""
+        written = [" ".join(self._vocabulary.decode(tokens.tolist())) for tokens in predictions]
+        right = [[" ".join(words) for words in self._captions[video]] for video, _ in self._pairs]
+        with Meteor() as judge:
+            return judge.score(written, right)
 
     def _features(self, video: str) -> Tensor:
         path = self._folder / f"{video}.npy"
@@ -144,8 +162,10 @@ def _open(path: Path, width: int) -> numpy.ndarray[Any, Any]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
     except (ValueError, EOFError) as error:
         raise UserError(f"{path}: is no array of numpy ({error}); compute the features of this video again.") from None
-    if not isinstance(stored, numpy.ndarray) or stored.ndim != 2 or stored.dtype.kind != "f" or not len(stored):
-        found = f"{'x'.join(map(str, stored.shape))} {stored.dtype}" if isinstance(stored, numpy.ndarray) else "an archive"
+    if not isinstance(stored, numpy.ndarray):
+        raise UserError(f"{path}: holds several arrays; expected one of frames x {width} floating-point numbers.")
+    if stored.ndim != 2 or stored.dtype.kind != "f" or len(stored) == 0:
+        found = f"{'x'.join(map(str, stored.shape)) or 'one number'} {stored.dtype}"
         raise UserError(f"{path}: holds {found}; expected frames x {width} floating-point numbers, a frame or more.")
     if stored.shape[1] != width:
         raise UserError(

@@ -1,17 +1,17 @@
 """S2VT: says in words what a video shows (Venugopalan et al. 2015, "Sequence to Sequence - Video to Text").
 
-    step       0       1     ...   49     50       51       52     ...   79
-    first   frame 0 frame 1  ...         none     none     none    ...          LSTM over the frames, then over nothing
-              |       |            |      |        |        |             |
-    second   none    none    ...        <begin>    a       man     ...          LSTM over what the first one says, beside
-                                          |        |        |             |     the word before
-    output                                a       man       is     ...  <end>
+    step        0        1     ...   49      50      51      52    ...   79
+    first    frame 0  frame 1  ...          none    none    none   ...          LSTM over the frames, then over nothing
+                |        |           |        |       |       |            |
+    second    none     none    ...         <begin>    a      man   ...          LSTM over what the first one says,
+                                              |       |       |            |    beside the word before
+    output                                    a      man      is   ...   <end>
 
 The paper unrolls both for 80 steps in total. Here they are 50 frames and 30 words unless told otherwise: a clip of MSVD
 has some 30 frames when every tenth is taken, and a sentence 7 words in the mean.
 
-While validating, the model also writes a caption of its own, in which each word follows from those that it chose before.
-That needs word embedding, second LSTM and output together, so they stay in one stage; a stage may end anywhere before.
+While validating, the model also writes a caption of its own, each word of which follows from its own words so far. That
+needs word embedding, second LSTM and output together, so they stay in one stage; a stage may end anywhere before.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from __future__ import annotations
 from torch import Tensor, nn, stack
 from torch import cat as concatenated
 from torch.nn.functional import pad
-
-from pd_format.errors import UserError
 
 __all__ = ["S2VT", "s2vt"]
 
