@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pd_format.data import parse_data
 from pd_format.errors import UserError
 from pd_format.memory import OPTIMIZER_STATES
 from pd_format.plan import Plan
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_clipping",
+    "check_data",
     "check_memory",
     "check_precision",
     "check_purpose",
@@ -86,6 +88,19 @@ def precision_warning(options: RunOptions) -> str | None:
         f"the plan's times and bytes are for {planned}, and the run computes in {used}: neither its cuts nor its "
         f"memory figures hold. Profile with --precision {used} and plan anew to be sure."
     )
+
+
+def check_data(task: str, data: str) -> None:
+    """Refuse a data set whose samples the plan's task would misread.
+
+    Raises:
+        UserError: it is none that there is, or it is for another task.
+    """
+    if parse_data(data).kind == "msvd" and task != "captioning":
+        raise UserError(
+            f"--data {data} holds captions, and the plan's task is {task!r}, which would learn their padding too. "
+            "Profile with --task captioning, and plan again."
+        )
 
 
 def settle_mode(plan: Plan, mode: Mode) -> Mode:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from pd_format.data import DATA_HELP, parse_data
+from pd_format.data import DATA_HELP
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.plan import Plan, read_plan
@@ -20,6 +20,7 @@ from pd_format.profile import PRECISIONS, PrecisionName
 from pd_format.versions import Mode
 from pd_train.check import (
     check_clipping,
+    check_data,
     check_memory,
     check_precision,
     check_purpose,
@@ -226,7 +227,7 @@ def main(
             check_memory(plan, mode, range(plan.workers), available_memory_bytes())
         metric, target_metric = settle_metric(plan.task, metric, target_metric, target_accuracy)
         data = data or plan.data
-        parse_data(data)
+        check_data(plan.task, data)
         options = RunOptions(
             plan=plan,
             run_dir=_new_run_dir(run_dir, plan),

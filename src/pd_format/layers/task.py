@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from pd_format.captions import PADDING
 from pd_format.errors import UserError
 from pd_format.layers.own_loss import OwnLoss
 
-__all__ = ["Classification", "PredictingTask", "Task", "classes_of", "get_task", "label_shape_of"]
+__all__ = ["Captioning", "Classification", "PredictingTask", "Task", "classes_of", "get_task", "label_shape_of"]
 
 AUXILIARY_WEIGHTS = {"aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
 """Weights of the auxiliary classifiers' losses: Inception-v3 has the first, GoogLeNet the other two."""
@@ -118,7 +119,60 @@ class LanguageModeling(Classification):
         return super().random_targets(output, generator)
 
 
-TASKS: dict[str, type[Classification]] = {"classification": Classification, "language-modeling": LanguageModeling}
+class Captioning(Classification):
+    """The words of a caption: logits (B, steps, vocabulary) and tokens (B, steps), of which padding is not counted.
+
+    The loss is the mean over all of the minibatch's tokens but padding. A mean over an epoch weighs each minibatch by
+    its samples, not by its tokens.
+    """
+
+    def loss(self, output: object, targets: object) -> Tensor:
+        """Cross entropy of each token, given those before it in the caption.
+
+        Raises:
+            UserError: output or tokens have another form, or a token is out of range (looked at on the CPU only).
+        """
+        logits, tokens = self._matched(output, targets)
+        return cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=PADDING)
+
+    def correct(self, output: object, targets: object) -> float:
+        """Of each caption the share of tokens that have the largest logit, given those before them; the sum of these.
+
+        The end token counts, padding does not.
+        """
+        logits, tokens = self._matched(output, targets)
+        counted = tokens != PADDING
+        right = (logits.argmax(dim=-1) == tokens) & counted
+        return float((right.sum(1) / counted.sum(1).clamp(min=1)).sum())
+
+    def predictions(self, output: object) -> Tensor:
+        """The captions that the model makes on its own (B, steps), where it does; else the likeliest tokens."""
+        captions = output.get("captions") if isinstance(output, Mapping) else None
+        return captions if isinstance(captions, Tensor) else super().predictions(output)
+
+    def random_targets(self, output: object, generator: torch.Generator) -> Tensor:
+        """Tokens without padding.
+
+        Raises:
+            UserError: the output holds no logits.
+        """
+        logits = _logits(output)
+        return torch.randint(PADDING + 1, logits.shape[-1], logits.shape[:-1], generator=generator).to(logits.device)
+
+    def _matched(self, output: object, targets: object) -> tuple[Tensor, Tensor]:
+        logits = _logits(output)
+        if logits.dim() != 3:
+            raise UserError(
+                f"The model returns {_tensor_text(logits)}; captioning expects logits of shape (B, steps, vocabulary)."
+            )
+        return logits, _labels(logits, targets)
+
+
+TASKS: dict[str, type[Classification]] = {
+    "classification": Classification,
+    "language-modeling": LanguageModeling,
+    "captioning": Captioning,
+}
 
 
 def get_task(name: str) -> Task:

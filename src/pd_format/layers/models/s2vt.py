@@ -20,21 +20,48 @@ from torch import Tensor, nn, stack
 from torch import cat as concatenated
 from torch.nn.functional import pad
 
+from pd_format.captions import SPECIAL_TOKENS
+from pd_format.errors import UserError
+
 __all__ = ["S2VT", "s2vt"]
 
 
-class S2VT(nn.Module):
-    """Two LSTMs, one on top of the other, over a video's frames and then over the words of its caption.
+def s2vt(
+    vocabulary: int = 12594,
+    frames: int = 50,
+    words: int = 30,
+    features: int = 4096,
+    embedding: int = 500,
+    hidden: int = 1000,
+) -> nn.Module:
+    """Build it, by default with the paper's sizes.
 
     Args:
-        vocabulary: words that it knows, the special ones included (see `pd_format.layers.captions`).
+        vocabulary: tokens that it knows, those of `pd_format.captions` included.
+        frames: of each video; together with the words 80 in the paper.
+        words: of each caption, one more for its end included.
         features: numbers that describe a frame.
         embedding: numbers that a frame or a word becomes.
         hidden: units of each LSTM.
-    """
 
-    def __init__(self, vocabulary: int, features: int, embedding: int, hidden: int) -> None:
+    Raises:
+        UserError: a size is out of range.
+    """
+    sizes = {"frames": frames, "words": words, "features": features, "embedding": embedding, "hidden": hidden}
+    least = {"vocabulary": SPECIAL_TOKENS + 1}
+    for name, size in {"vocabulary": vocabulary, **sizes}.items():
+        if type(size) is not int or size < least.get(name, 1):
+            raise UserError(f"s2vt: {name} is {size!r}; expected a whole number of at least {least.get(name, 1)}.")
+    return S2VT(vocabulary, frames, words, features, embedding, hidden)
+
+
+class S2VT(nn.Module):
+    """See `s2vt` for the arguments."""
+
+    def __init__(self, vocabulary: int, frames: int, words: int, features: int, embedding: int, hidden: int) -> None:
         super().__init__()
+        #: The shape of a sample and its dtype, for each input.
+        self.sample_inputs = {"features": ((frames, features), "float32"), "words": ((words,), "int64")}
         self.frame = nn.Linear(features, embedding)
         self.first = nn.LSTM(embedding, hidden, batch_first=True)
         self.word = nn.Embedding(vocabulary, embedding)
@@ -68,15 +95,3 @@ class S2VT(nn.Module):
             token = self.output(spoken[:, 0]).argmax(-1)
             captions.append(token)
         return {"logits": logits, "captions": stack(captions, 1)}
-
-
-def s2vt(
-    vocabulary: int = 12594,
-    frames: int = 50,
-    words: int = 30,
-    features: int = 4096,
-    embedding: int = 500,
-    hidden: int = 1000,
-) -> nn.Module:
-    """The paper's sizes; `frames` and `words` only say how long the model's inputs are."""
-    return S2VT(vocabulary, features, embedding, hidden)
