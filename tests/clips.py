@@ -37,7 +37,9 @@ def write_clips(folder: Path, copies: int = 3, validation: Sequence[int] = (2,))
         for copy in range(copies):
             video = f"clip{number}_{copy}"
             shown = numpy.repeat([who, 3 + does, 6 + what], 2 + (number + copy) % 2)
-            features[video] = (4 * numpy.eye(WIDTH)[shown] + noise.normal(0, 0.4, (len(shown), WIDTH))).astype("float32")
+            features[video] = (4 * numpy.eye(WIDTH)[shown] + noise.normal(0, 0.4, (len(shown), WIDTH))).astype(
+                "float32"
+            )
             lines.append(f'{video},"A {WHO[who]} {DOES[does]} the {WHAT[what]}."')
             parts["val" if copy in validation else "train"].append(video)
     for part, videos in parts.items():
