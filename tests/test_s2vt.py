@@ -149,8 +149,7 @@ def planned(folder: Path, data: Path, task: str = "captioning") -> Path:
     sizes = [text for name, value in CLIPS.items() for text in ("--model-arg", f"{name}={value}")]
     profile, plan = folder / "s2vt.json", folder / "plan.json"
     run(
-        pd_profile, "pd_format.layers.models.s2vt:s2vt", *sizes, "--task", task, "--data", f"msvd:{data}",
-        "--input-shape", f"features=6,{clips.WIDTH}", "--input-shape", "words=7:int64",
+        pd_profile, "s2vt", *sizes, "--task", task, "--data", f"msvd:{data}",
         "--minibatch-size", 4, "--minibatches", 3, "--device", "cpu", "--output", profile,
     )  # fmt: skip
     run(pd_plan, "--profile", profile, "--config", "1-1-1", "--bandwidth", "10gbps", "--output", plan)

@@ -22,4 +22,9 @@ SHIPPED = {
         "language-modeling",
         "decoder-only language model; --model-arg layers=12 width=768 heads=12 context=1024 vocabulary=256",
     ),
+    "s2vt": Shipped(
+        "pd_format.layers.models.s2vt:s2vt",
+        "captioning",
+        "captions of videos; --model-arg vocabulary=12594 frames=50 words=30 features=4096 embedding=500 hidden=1000",
+    ),
 }
