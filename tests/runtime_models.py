@@ -106,6 +106,30 @@ def tied_words() -> nn.Module:
     return TiedWords()
 
 
+class Tuned(nn.Module):
+    """A frozen body with BatchNorm, which `train()` leaves in evaluation mode if it is kept, and a head that trains."""
+
+    def __init__(self, kept: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5))
+        self.mid, self.head = nn.Linear(16, 16), nn.Linear(16, CLASSES)
+        self.kept = kept
+        self.body.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        if self.kept:
+            self.body.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mid(self.body(x))))
+
+
+def tuned(kept: bool) -> nn.Module:
+    return Tuned(kept)
+
+
 def numbers(samples: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (samples,), generator=generator)

@@ -87,7 +87,8 @@ def build_stage(plan: Plan, index: int, seed: int, device: torch.device, init_fr
     if weights is not None:
         kept = {id(tensor) for tensor in [*module.parameters(), *module.buffers(), *unused.values()]}
         load_weights(weights, model, chain.state_names, kept)
-    module = module.to(device)
+    # As any training loop begins: a model's own `train` may leave parts in evaluation mode.
+    module = module.to(device).train()
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.data = parameter.data.contiguous()

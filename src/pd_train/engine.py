@@ -215,7 +215,8 @@ class TorchEngine:
             return Score(loss.item(), self._task.correct(result[0], targets), samples, predictions)
 
     def _keep(self, key: int, recipe: _Recipe, stash: _Stash) -> None:
-        self._stash[key] = recipe if self._recompute else stash
+        # Where nothing wants a gradient, in front of all that trains, no backward pass needs the forward pass again.
+        self._stash[key] = recipe if self._recompute and stash.sent else stash
         if self._meter is not None:
             self._meter.look()
 
