@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from pd_format.data import images_of, parse_data
 from pd_format.errors import UserError
 from pd_format.profile import InputSpec
 from pd_profile.inputs import choose_inputs, random_inputs
@@ -22,10 +23,11 @@ class ThreeInputs(nn.Module):
 
 
 def chosen(
-    model: nn.Module, *texts: str, data_pixels: int | None = None, torchvision_name: str | None = None
+    model: nn.Module, *texts: str, data: str = "synthetic", torchvision_name: str | None = None
 ) -> list[tuple[str, tuple[int, ...], str]]:
     given: list[InputShape] = [parse_input_shape(text) for text in texts]
-    specs = choose_inputs(model, 5, given, data="digits:32", data_pixels=data_pixels, torchvision_name=torchvision_name)
+    images = images_of(parse_data(data))
+    specs = choose_inputs(model, 5, given, data=data, images=images, torchvision_name=torchvision_name)
     return [(spec.name, spec.shape, spec.dtype) for spec in specs]
 
 
@@ -47,9 +49,9 @@ def test_digits_tell_the_shape_with_the_channels_of_the_first_convolution() -> N
         nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)),
         nn.Sequential(nn.Flatten(), nn.Linear(64, 4)),
     )
-    assert chosen(gray, data_pixels=8) == [("input", (5, 1, 8, 8), "float32")]
-    assert chosen(colour, data_pixels=32, torchvision_name="resnet18") == [("input", (5, 3, 32, 32), "float32")]
-    assert chosen(none, data_pixels=8) == [("input", (5, 1, 8, 8), "float32")]
+    assert chosen(gray, data="digits") == [("input", (5, 1, 8, 8), "float32")]
+    assert chosen(colour, data="digits:32", torchvision_name="resnet18") == [("input", (5, 3, 32, 32), "float32")]
+    assert chosen(none, data="digits") == [("input", (5, 1, 8, 8), "float32")]
 
 
 def test_a_linear_layer_tells_its_width() -> None:
@@ -89,10 +91,38 @@ def test_shapes_that_do_not_match_the_forward_are_refused() -> None:
 
 def test_a_shape_that_contradicts_the_data_is_refused() -> None:
     conv = nn.Sequential(nn.Conv2d(3, 4, 3))
-    assert refusal(conv, "3,64,64", data_pixels=32) == (
+    assert refusal(conv, "3,64,64", data="digits:32") == (
         "--input-shape says 3,64,64, but the samples of --data digits:32 are 3,32,32; leave one of the two options out."
     )
-    assert chosen(conv, "3,32,32", data_pixels=32) == [("input", (5, 3, 32, 32), "float32")]
+    assert chosen(conv, "3,32,32", data="digits:32") == [("input", (5, 3, 32, 32), "float32")]
+
+
+def test_data_sets_on_disk_tell_the_shape_of_their_images() -> None:
+    colour, grey = nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(1, 4, 3))
+    assert chosen(grey, data="mnist:x") == [("input", (5, 1, 28, 28), "float32")]
+    assert chosen(colour, data="fashion-mnist:x") == [("input", (5, 3, 28, 28), "float32")]
+    assert chosen(colour, data="cifar100:x") == [("input", (5, 3, 32, 32), "float32")]
+    assert chosen(colour, data="imagefolder:x") == [("input", (5, 3, 224, 224), "float32")]
+    for name, pixels in (("inception_v3", 299), ("vgg16", 224)):
+        found = chosen(colour, data="imagefolder:x", torchvision_name=name)
+        assert found == [("input", (5, 3, pixels, pixels), "float32")]
+    assert chosen(colour, "3,64,64", data="cifar10:x") == [("input", (5, 3, 64, 64), "float32")]
+    flat = nn.Sequential(nn.Linear(784, 4))
+    assert chosen(flat, data="mnist:x") == [("input", (5, 1, 28, 28), "float32")]
+    assert chosen(flat, "784", data="mnist:x") == [("input", (5, 784), "float32")]
+
+
+def test_a_model_that_images_cannot_be_brought_to_is_refused() -> None:
+    colour, grey = nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(1, 4, 3))
+    assert refusal(grey, data="cifar10:x") == (
+        "The model's first convolution takes 1 channels, but the images of --data cifar10:x have 3; "
+        "give the model a first layer for 3 channels."
+    )
+    assert refusal(colour, "3,64,60", data="imagefolder:x") == (
+        "--input-shape says 3,64,60, but the samples of --data imagefolder:x are 3,224,224, or squares of another size; "
+        "leave one of the two options out."
+    )
+    assert "are 1,28,28, or squares" in refusal(grey, "3,28,28", data="mnist:x")
 
 
 def values(model: nn.Module, *specs: tuple[tuple[int, ...], str]) -> list[torch.Tensor]:

@@ -356,6 +356,7 @@ def test_a_run_prints_plain_lines_and_writes_its_files(tmp_path: Path, monkeypat
         "precision": "fp32",
         "loss_scaling": None,
         "drop_last": True,
+        "skip_corrupt": False,
         "metric": "accuracy",
         "target_metric": None,
         "init_from": None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -109,3 +111,35 @@ class BrokenDataset(torch.utils.data.Dataset):
 
 def broken_samples() -> tuple[BrokenDataset, TensorDataset]:
     return BrokenDataset(), _samples(4, 2)
+
+
+def colour(classes: int = 3) -> nn.Module:
+    """For small images of three channels."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, classes)
+    )  # fmt: skip
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Each sample draws noise from all three generators of the host; sample 5 can be made to fail."""
+
+    def __init__(self, samples: int, failure: Exception | None = None) -> None:
+        self.samples = samples
+        self.failure = failure
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if self.failure is not None and index == 5:
+            raise self.failure
+        noise = torch.randn(1, 6, 6) + random.random() + float(numpy.random.rand())
+        return noise + index % CLASSES, index % CLASSES
+
+
+def drawn() -> tuple[Drawn, Drawn]:
+    return Drawn(26), Drawn(9)
+
+
+def drawn_for_long() -> tuple[Drawn, Drawn]:
+    return Drawn(100_000), Drawn(9)

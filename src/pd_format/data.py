@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, cast, get_args
 
 from pd_format.errors import UserError
 
-__all__ = ["DATA_HELP", "DIGITS_PIXELS", "DataName", "parse_data"]
+__all__ = ["DATA_HELP", "DIGITS_PIXELS", "DataName", "Images", "images_of", "parse_data"]
 
 DIGITS_PIXELS = 8
 """The side length of scikit-learn's digits as they are."""
@@ -53,3 +53,30 @@ def parse_data(text: str) -> DataName:
     if kind not in ("digits", "synthetic") and place and function.isidentifier():
         return DataName("function")
     raise UserError(f"Data set {text!r} is unknown; expected {DATA_HELP}.")
+
+
+class Images(NamedTuple):
+    """The square images of a data set, as a profile is made for them and training loads them."""
+
+    channels: Literal[1, 3]
+    """1 is grey, which is repeated for as many channels as the model takes; 3 is colour, which is not converted."""
+    pixels: int | None
+    """The side length that they have by themselves; None where each has its own."""
+    resized: bool
+    """Loaded in whatever size the model was profiled with."""
+
+
+def images_of(name: DataName) -> Images | None:
+    """What images a data set holds; None where its name does not tell, or it holds others."""
+    if name.kind == "digits":
+        return Images(1, name.size, resized=False)
+    return _IMAGES.get(name.kind)
+
+
+_IMAGES = {
+    "mnist": Images(1, 28, resized=True),
+    "fashion-mnist": Images(1, 28, resized=True),
+    "cifar10": Images(3, 32, resized=True),
+    "cifar100": Images(3, 32, resized=True),
+    "imagefolder": Images(3, None, resized=True),
+}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pd_format.data import DATA_HELP, DataName, parse_data
+from pd_format.data import DATA_HELP, DataName, images_of, parse_data
 from pd_format.errors import UserError
 from pd_format.profile import PRECISIONS, PrecisionName
 from pd_profile.options import (
@@ -202,7 +202,7 @@ def _run(
         data=data[0],
         task=task or _task_of(model),
         precision=precision,
-        data_pixels=data[1].size if data[1].kind == "digits" else None,
+        images=images_of(data[1]),
         device=device,
         threads=threads,
         seed=seed,

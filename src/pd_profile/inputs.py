@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from pd_format.data import Images
 from pd_format.errors import UserError
 from pd_format.profile import InputSpec
 from pd_profile.options import InputShape
 
 __all__ = ["choose_inputs", "random_inputs"]
 
-#: Torchvision models that were not designed for 224 pixels.
+#: Of most image models, and of torchvision's that were designed for others.
+_USUAL_PIXELS = 224
 _TORCHVISION_PIXELS = {"inception_v3": 299}
 
 
@@ -24,7 +26,7 @@ def choose_inputs(
     given: Sequence[InputShape],
     *,
     data: str,
-    data_pixels: int | None,
+    images: Images | None,
     torchvision_name: str | None,
 ) -> tuple[InputSpec, ...]:
     """Decide on the inputs, in the order in which the model's forward takes them.
@@ -35,7 +37,7 @@ def choose_inputs(
 
     Args:
         given: the `--input-shape` options.
-        data, data_pixels: the data set and the side length of its images, None where it says nothing of shapes.
+        data, images: the data set and what images it holds, None where it says nothing of shapes.
         torchvision_name: the model's name there, None for other models.
 
     Raises:
@@ -44,17 +46,13 @@ def choose_inputs(
     arguments, required = _arguments(model)
     own: dict[str, tuple[tuple[int, ...], str]] | None = getattr(model, "sample_inputs", None)
     if given:
-        if data_pixels is not None and given[0].shape not in _image_shapes(model, data_pixels):
-            expected = ",".join(map(str, _image_shapes(model, data_pixels)[0]))
-            raise UserError(
-                f"--input-shape says {','.join(map(str, given[0].shape)) or 'one number'}, but the samples of "
-                f"--data {data} are {expected}; leave one of the two options out."
-            )
+        if images is not None:
+            _check_given(model, given[0].shape, data, images)
         named = _in_order(given, arguments, required)
     elif own is not None:
         named = [(name, InputShape(name, shape, dtype)) for name, (shape, dtype) in own.items()]
     else:
-        shape = _known_shape(model, required, data_pixels, torchvision_name)
+        shape = _known_shape(model, required, data, images, torchvision_name)
         named = [(arguments[0], InputShape(None, shape, "float32"))]
     return tuple(InputSpec(name=name, shape=(minibatch_size, *one.shape), dtype=one.dtype) for name, one in named)
 
@@ -119,7 +117,7 @@ def _in_order(
 
 
 def _known_shape(
-    model: nn.Module, required: Sequence[str], data_pixels: int | None, torchvision_name: str | None
+    model: nn.Module, required: Sequence[str], data: str, images: Images | None, torchvision_name: str | None
 ) -> tuple[int, ...]:
     if len(required) > 1:
         example = " ".join(f"--input-shape {name}=16" for name in required)
@@ -127,11 +125,12 @@ def _known_shape(
             f"The model takes {len(required)} inputs ({', '.join(required)}) and their shapes are not known; "
             f"say them, without the batch, as in {example} (add :int64 for whole numbers)."
         )
-    if data_pixels is not None:
-        return _image_shapes(model, data_pixels)[0]
+    usual = _TORCHVISION_PIXELS.get(torchvision_name or "", _USUAL_PIXELS)
+    if images is not None:
+        pixels = images.pixels or usual
+        return (_channels(model, data, images), pixels, pixels)
     if torchvision_name is not None:
-        pixels = _TORCHVISION_PIXELS.get(torchvision_name, 224)
-        return (3, pixels, pixels)
+        return (3, usual, usual)
     with_parameters = (module for module in model.modules() if list(module.parameters(recurse=False)))
     first = next(with_parameters, None)
     if isinstance(first, nn.Linear):
@@ -153,7 +152,26 @@ def _known_shape(
     )
 
 
-def _image_shapes(model: nn.Module, pixels: int) -> list[tuple[int, ...]]:
-    """The shapes of square images that suit the model's first convolution; one channel where it has none."""
-    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 1)
-    return [(channels, pixels, pixels)]
+def _channels(model: nn.Module, data: str, images: Images) -> int:
+    """Of the model's first convolution, where the data set's images can have as many; their own without one."""
+    wanted = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), images.channels)
+    if images.channels == 3 != wanted:
+        raise UserError(
+            f"The model's first convolution takes {wanted} channels, but the images of --data {data} have 3; "
+            "give the model a first layer for 3 channels."
+        )
+    return wanted
+
+
+def _check_given(model: nn.Module, shape: tuple[int, ...], data: str, images: Images) -> None:
+    """Refuse a shape that the data set's images cannot be brought to."""
+    channels = _channels(model, data, images)
+    side = shape[-1] if images.resized and shape else images.pixels
+    fits = shape == (channels, side, side) or (images.pixels and images.channels == 1 and shape == (images.pixels**2,))
+    if not fits:
+        expected = f"{channels},{images.pixels},{images.pixels}" if images.pixels else f"{channels},224,224"
+        other = ", or squares of another size" if images.resized else ""
+        raise UserError(
+            f"--input-shape says {','.join(map(str, shape)) or 'one number'}, but the samples of "
+            f"--data {data} are {expected}{other}; leave one of the two options out."
+        )

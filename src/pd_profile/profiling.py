@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from pd_format.data import Images
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.layers.chain import Chain, build_chain
@@ -57,7 +58,7 @@ class Request:
     """What the user asked for; None where the program decides.
 
     Attributes:
-        data_pixels: the side length of the images of `data`, None where it says nothing of shapes.
+        images: of `data`, None where it says nothing of shapes.
         device: "auto", "cpu" or "cuda".
     """
 
@@ -69,7 +70,7 @@ class Request:
     data: str
     task: str
     precision: PrecisionName
-    data_pixels: int | None
+    images: Images | None
     device: str
     threads: int | None
     seed: int
@@ -100,7 +101,7 @@ def profile_model(request: Request) -> None:
         request.minibatch_size,
         request.shapes,
         data=request.data,
-        data_pixels=request.data_pixels,
+        images=request.images,
         torchvision_name=request.model.name if factory.startswith(f"{_TORCHVISION}:") else None,
     )
     try:

@@ -122,6 +122,17 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 )
 @click.option("--drop-last", is_flag=True, help="Leave out a last, shorter minibatch of an epoch.")
 @click.option(
+    "--loader-workers",
+    type=click.IntRange(min=0),
+    help="Processes that load data ahead of each worker of the first stage; no number depends on it.  [default: up to "
+    "4, within the cores of a worker, for data sets that are read sample by sample; 0 for data in memory]",
+)
+@click.option(
+    "--skip-corrupt",
+    is_flag=True,
+    help="Go on after an image file that cannot be read; the next good one of its class stands in for it.",
+)
+@click.option(
     "--metric",
     type=click.Choice(list(METRICS)),
     help="What the validation is judged by; meteor takes a data set with captions.  [default: perplexity for language "
@@ -191,6 +202,8 @@ def main(
     clip_grad_norm: float | None,
     precision: PrecisionName | None,
     drop_last: bool,
+    loader_workers: int | None,
+    skip_corrupt: bool,
     metric: str | None,
     target_metric: float | None,
     target_accuracy: float | None,
@@ -247,6 +260,8 @@ def main(
             clip_norm=clip_grad_norm,
             precision=precision,
             drop_last=drop_last,
+            loader_workers=loader_workers,
+            skip_corrupt=skip_corrupt,
             threads=threads or max(1, available_cores() // plan.workers),
             metric=metric,
             target_metric=target_metric,

@@ -14,32 +14,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from pd_format.schedule import WorkItem, rounds_of, work_order
 from pd_format.versions import StageVersions
-from pd_train.data import Minibatch
+from pd_train.course import Key
 from pd_train.engine import Score, StageEngine
 from pd_train.links import Links
 from pd_train.loss_scale import LossScale
+from pd_train.reading import Source
 from pd_train.seeding import minibatch_seed
 from pd_train.server import SegmentSize, Server
 from pd_train.weights import ParameterSets
 from pd_train.wire import Message
 
-__all__ = ["DivergedError", "Loader", "Segment", "StageRunner", "WorkerStatistics"]
+__all__ = ["DivergedError", "Segment", "StageRunner", "WorkerStatistics"]
 
 
 class DivergedError(Exception):
     """The loss of a minibatch is not a finite number."""
-
-
-class Loader(Protocol):
-    """Where stage 0 takes its minibatches from."""
-
-    def load(self, epoch: int, minibatch: int) -> Minibatch: ...
 
 
 @dataclass(frozen=True)
@@ -70,6 +65,8 @@ class WorkerStatistics(NamedTuple):
     """See `pd_train.server.Server`."""
     peak_bytes: int | None
     """Memory held at the fullest; None where nobody counted."""
+    skipped_files: list[str]
+    """See `pd_train.reading.Source`."""
 
 
 class StageRunner:
@@ -80,7 +77,7 @@ class StageRunner:
         versions: which weight version each pass uses.
         engine, sets, server: the stage's computation, its weight versions, its parameter server.
         buffers: the stage's buffers, in a fixed order.
-        loaders: training and validation minibatches; None on workers of later stages.
+        source: of the minibatches; None on workers of later stages.
         rate_scale: what the segment's learning rate is multiplied with at this stage.
         seed: of the run.
         peak_bytes: tells how much memory the worker has held at its fullest.
@@ -95,7 +92,7 @@ class StageRunner:
         sets: ParameterSets,
         server: Server,
         buffers: list[Tensor],
-        loaders: tuple[Loader, Loader] | None,
+        source: Source | None,
         rate_scale: float,
         seed: int,
         peak_bytes: Callable[[], int | None] = lambda: None,
@@ -108,7 +105,7 @@ class StageRunner:
         self._sets = sets
         self._server = server
         self._buffers = buffers
-        self._loaders = loaders
+        self._source = source
         self._rate_scale = rate_scale
         self._seed = seed
         self._peak_bytes = peak_bytes
@@ -130,6 +127,8 @@ class StageRunner:
         """
         replica, replicas = self._links.place.replica, self._stage.replicas
         sent_before = self._links.sent_bytes
+        if self._source is not None:
+            self._source.expect(segment.training, segment.epoch, segment.first, segment.minibatches)
         forward, backward = self._validate_forward, self._acknowledge
         if segment.training:
             forward, backward = self._train_forward, self._train_backward
@@ -146,7 +145,11 @@ class StageRunner:
     def statistics(self) -> WorkerStatistics:
         """Of the run so far."""
         return WorkerStatistics(
-            self._links.sent_bytes, self._training_bytes, self._server.staleness, self._peak_bytes()
+            self._links.sent_bytes,
+            self._training_bytes,
+            self._server.staleness,
+            self._peak_bytes(),
+            [] if self._source is None else self._source.skipped,
         )
 
     def _train_forward(self, segment: Segment, item: WorkItem) -> None:
@@ -199,9 +202,8 @@ class StageRunner:
 
     def _next_input(self, segment: Segment, minibatch: int) -> tuple[tuple[Any, ...], Any, int | None]:
         """A minibatch's values and targets, and the version that it met at stage 0 (None there)."""
-        if self._loaders is not None:
-            loader = self._loaders[0 if segment.training else 1]
-            loaded = loader.load(segment.epoch, segment.first + minibatch)
+        if self._source is not None:
+            loaded = self._source.load(Key(segment.training, segment.epoch, segment.first + minibatch))
             return loaded.inputs, loaded.targets, None
         values, targets, tag = self._links.receive_forward(segment.number, minibatch)
         return values, targets, tag

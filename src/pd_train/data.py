@@ -19,7 +19,7 @@ from pd_format.profile import InputSpec
 from pd_train.datasets.indexed import check_dataset
 from pd_train.seeding import epoch_order, preserved_generators, sample_seed, seed_host_generators
 
-__all__ = ["Minibatch", "MinibatchLoader", "TensorRows"]
+__all__ = ["Minibatch", "MinibatchLoader", "SkippingDataset", "TensorRows"]
 
 LABEL_KEYS = frozenset({"y", "label", "labels", "target", "targets"})
 """Keys of a sample that hold its label, where the names of the model's inputs do not settle it."""
@@ -32,6 +32,16 @@ class Minibatch(NamedTuple):
     """One tensor for each input of the model, batch dimension first."""
     targets: object
     samples: int
+    skipped: tuple[str, ...] = ()
+    """Files that could not be read, for which others stand in."""
+
+
+@runtime_checkable
+class SkippingDataset(Protocol):
+    """A data set in which one sample may stand in for another whose file cannot be read."""
+
+    def take_skipped(self) -> list[str]:
+        """The files that were replaced since the last call."""
 
 
 @runtime_checkable
@@ -126,7 +136,15 @@ class MinibatchLoader:
         if not self._checked:
             self._check(inputs)
             self._checked = True
-        return Minibatch(inputs, targets, len(indices))
+        skipped = self._dataset.take_skipped() if isinstance(self._dataset, SkippingDataset) else ()
+        return Minibatch(inputs, targets, len(indices), tuple(skipped))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # How to read is found out again, and the order computed again, where it goes.
+        return {**self.__dict__, "_rows": None, "_order": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _rows=_find_rows(state["_dataset"]))
 
     def _epoch_order(self, epoch: int) -> torch.Tensor:
         epoch = epoch if self._shuffle else 0

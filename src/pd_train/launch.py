@@ -115,7 +115,8 @@ def _listen_at(plan: Plan, rank: int) -> tuple[str, int]:
 
 def _start(context: Any, setup: WorkerSetup) -> _Worker:
     here, there = context.Pipe()
-    process = context.Process(target=_work, args=(setup, there), name=f"pd-worker-{setup.rank}", daemon=True)
+    # No daemon, since these may not start processes, and data is loaded by some. `_stop` leaves none behind.
+    process = context.Process(target=_work, args=(setup, there), name=f"pd-worker-{setup.rank}", daemon=False)
     process.start()
     there.close()
     return _Worker(setup, process, here)

@@ -104,6 +104,7 @@ class Lead:
         """Run the validation data through the pipeline once, and write report.json."""
         validated = self._run_phase(0, self._validation.minibatches, self._validation, None)
         self._announce(None)
+        everyone = self._gather({})
         known = {"accuracy": validated.accuracy, "loss": validated.loss}
         ended = Evaluated(
             validation_loss=validated.loss,
@@ -114,9 +115,9 @@ class Lead:
             minibatches=self._validation.minibatches,
             seconds=validated.seconds,
             samples_per_second=validated.samples / validated.seconds,
-            bytes_sent=sum(one.sent_bytes for one in self._gather({})),
+            bytes_sent=sum(one.sent_bytes for one in everyone),
         )
-        self._report(ended)
+        self._report(ended, everyone)
 
     def _run_epoch(self, epoch: int, minibatches: int) -> EpochMetrics:
         trained = self._run_phase(epoch, minibatches, self._training, self._options.mode.flush or minibatches)
@@ -218,18 +219,22 @@ class Lead:
             skipped_by_stage=None if self._loss_scale is None else tuple(self._skipped_by_stage),
             loss_scale=None if self._loss_scale is None else self._loss_scale.value,
         )
-        self._report(ended)
+        self._report(ended, everyone)
 
-    def _report(self, ended: RunEnded | Evaluated) -> None:
+    def _report(self, ended: RunEnded | Evaluated, everyone: Sequence[WorkerStatistics]) -> None:
         """Write report.json, tell of the end, and let all workers go."""
+        skipped = sorted({path for one in everyone for path in one.skipped_files})
         report = {
             "config": self._options.plan.config,
             **asdict(ended),
+            "skipped_files": skipped,
             "options": recorded(self._options),
             "device": self._device.type,
             "torch": torch.__version__,
         }
         write_text(self._options.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
+        if skipped:
+            self._tell(Note(f"files that others stood in for: {len(skipped)}; report.json lists them"))
         self._tell(ended)
         self._say_goodbye()
 

@@ -62,6 +62,10 @@ class RunOptions:
     loss_scaling: LossScaling = LossScaling()
     """Of fp16."""
     drop_last: bool = False
+    loader_workers: int | None = None
+    """Processes that load data, of each worker of stage 0; None lets the worker decide."""
+    skip_corrupt: bool = False
+    """Go on after an image file that cannot be read."""
     threads: int = 1
     """Of each worker."""
     metric: str = "accuracy"
@@ -101,6 +105,7 @@ def recorded(options: RunOptions) -> dict[str, object]:
         "precision": options.precision,
         "loss_scaling": asdict(options.loss_scaling) if options.precision == "fp16" else None,
         "drop_last": options.drop_last,
+        "skip_corrupt": options.skip_corrupt,
         "metric": options.metric,
         "target_metric": options.target_metric,
         "init_from": options.init_from,

@@ -28,6 +28,7 @@ from pd_train.data import MinibatchLoader
 from pd_train.datasets.loading import load_datasets
 from pd_train.engine import TorchEngine
 from pd_train.events import Event, Note
+from pd_train.host import available_cores
 from pd_train.inbox import Inbox, PeerLostError, StallError
 from pd_train.lead import Lead, follow, part_with
 from pd_train.links import Links
@@ -37,6 +38,7 @@ from pd_train.memory import MemoryMeter
 from pd_train.metrics import METRICS
 from pd_train.optimizers import stage_scale
 from pd_train.options import RunOptions
+from pd_train.reading import Source, loader_workers, open_source, prepare_processes
 from pd_train.routing import Place, place_of
 from pd_train.server import Server
 from pd_train.sharded import ShardedServer
@@ -107,9 +109,16 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
     options = setup.options
     torch.set_num_threads(options.threads)
     device = _choose_device(options.device, setup.local_index)
+    processes = loader_workers(options.loader_workers, options.data, available_cores() // options.plan.workers)
+    if place.before is None and processes:
+        prepare_processes(options.data)
     built = build_stage(options.plan, place.stage.index, options.seed, device, options.init_from)
     task = get_task(options.plan.task)
     loaders, measure = _open_data(options, built, task) if place.before is None else (None, None)
+    source = None
+    if loaders is not None:
+        pin = device.type == "cuda"
+        source = open_source(options, place, loaders, processes, pin, lambda text: launcher.tell_event(Note(text)))
     transport = Transport(setup.rank, setup.run, setup.address, setup.port, options.peer_timeout)
     linger = 0.0
     try:
@@ -118,7 +127,7 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
         inbox = Inbox(transport, str(place), options.stall_timeout, lambda text: launcher.tell_event(Note(text)))
         links = Links(place, transport, inbox)
         loss_scale = _loss_scale(options, links)
-        runner, sets = _assemble(place, options, built, links, loaders, loss_scale, device, task)
+        runner, sets = _assemble(place, options, built, links, source, loss_scale, device, task)
 
         def part() -> dict[str, Tensor]:
             return built.state(sets.newest()) if place.replica == 0 else {}
@@ -138,6 +147,8 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
         linger = _GOODBYE_LINGER_S
     finally:
         transport.close(linger)
+        if source is not None:
+            source.close()
 
 
 def _choose_device(wanted: str, local_index: int) -> torch.device:
@@ -160,7 +171,7 @@ def _assemble(
     options: RunOptions,
     built: BuiltStage,
     links: Links,
-    loaders: tuple[MinibatchLoader, MinibatchLoader] | None,
+    source: Source | None,
     loss_scale: LossScale | None,
     device: torch.device,
     task: Task,
@@ -192,7 +203,7 @@ def _assemble(
         sets=sets,
         server=server,
         buffers=list(built.module.buffers()),
-        loaders=loaders,
+        source=source,
         rate_scale=stage_scale(scaling, place.stage.replicas, options.plan.stages[0].replicas),
         seed=options.seed,
         peak_bytes=_peak_bytes(options, engine, server, links.inbox, device),
@@ -276,6 +287,7 @@ def _open_data(
         plan.minibatch_size,
         built.label_shape,
         lambda: task.random_targets(made_up(built.output), torch.Generator().manual_seed(0)),
+        options.skip_corrupt,
     )
     loaders = []
     for training, dataset in zip((True, False), datasets, strict=True):

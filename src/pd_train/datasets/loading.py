@@ -13,8 +13,10 @@ from pd_format.data import parse_data
 from pd_format.errors import UserError
 from pd_format.profile import InputSpec
 from pd_train.datasets.digits import load_digits
+from pd_train.datasets.imagefolder import load_imagefolder
 from pd_train.datasets.msvd import load_msvd
 from pd_train.datasets.own import load_own
+from pd_train.datasets.packed import PACKED, load_packed
 from pd_train.datasets.synthetic import SyntheticDataset
 from pd_train.datasets.text import load_text
 
@@ -30,18 +32,20 @@ def load_datasets(
     minibatch_size: int,
     label_shape: tuple[int, ...] = (),
     random_targets: Callable[[], object] | None = None,
+    skip_corrupt: bool = False,
 ) -> tuple[Dataset[Any], Dataset[Any]]:
     """Make the train and the validation data set.
 
     Args:
         name: `digits` or `digits:32` (scikit-learn's handwritten digits, resized), `synthetic` or `synthetic:1000`
-            (random samples; 100 minibatches of them by default), `msvd:FOLDER` (videos with captions), or a function:
-            see `pd_format.data`.
+            (random samples; 100 minibatches of them by default), a kind and a path, or a function: see
+            `pd_format.data`.
         inputs: of the model.
         classes: that the model tells apart; None where that is not known.
         minibatch_size: samples a minibatch.
         label_shape: of a sample's labels, which synthetic samples are given; empty where it has one.
         random_targets: makes those of a minibatch, for synthetic samples where `classes` is None.
+        skip_corrupt: go on after an image file that cannot be read.
 
     Raises:
         UserError: there is no such data set, it needs something that is not installed, or does not fit the model.
@@ -58,8 +62,10 @@ def load_datasets(
     if kind == "msvd":
         assert path is not None
         return load_msvd(path, name, inputs, classes)
-    if path is not None:
-        raise UserError(f"--data {name}: data sets of kind {kind} cannot be read yet.")
+    if kind == "imagefolder":
+        return load_imagefolder(name, inputs, classes, skip_corrupt)
+    if kind in PACKED:
+        return load_packed(name, inputs, classes)
     targets = None
     if classes is None:
         if random_targets is None:

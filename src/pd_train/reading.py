@@ -1,0 +1,338 @@
+"""Where stage 0 takes its minibatches from: it reads them itself, or processes read them ahead of it.
+
+    worker process                              its loader processes (--loader-workers)
+    load(b)  <--  pinned memory  <--  in order  <--  minibatch b, b + r, ...   one process each, in turn
+
+Each process holds the whole loader and is asked for minibatches by number. A minibatch does not depend on who makes it,
+so neither does any number of the run. They come from a server process that is started afresh: nothing of the worker is
+copied into them, neither sockets nor threads nor a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import pickle
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from pd_format.data import images_of, parse_data
+from pd_format.errors import UserError
+from pd_format.layers.factory import load_function
+from pd_train.course import Course, Key
+from pd_train.data import Minibatch, MinibatchLoader
+from pd_train.options import RunOptions
+from pd_train.routing import Place
+
+__all__ = ["Direct", "ReadAhead", "Source", "loader_workers", "open_source", "prepare_processes"]
+
+log = logging.getLogger(__name__)
+
+Loaders = tuple[MinibatchLoader, MinibatchLoader]
+
+MOST_BY_DEFAULT = 4
+"""Loader processes of a worker where nobody says how many."""
+
+_MADE_ONE_BY_ONE = frozenset({"imagefolder", "cifar10", "cifar100"})
+
+AHEAD = 2
+"""Minibatches that each process reads ahead."""
+
+
+NOTES = 3
+"""Files that could not be read which the person is told of at once; all of them are in the report."""
+
+
+class Source(Protocol):
+    """Gives a worker of stage 0 its own minibatches, in the order of the run."""
+
+    skipped: list[str]
+    """Files that others have stood in for so far, in no order."""
+
+    def expect(self, training: bool, epoch: int, first: int, minibatches: int) -> None:
+        """A segment of so many minibatches (of all replicas) begins at minibatch `first` of the epoch."""
+
+    def load(self, key: Key) -> Minibatch:
+        """The segment's next minibatch.
+
+        Raises:
+            UserError: the data cannot be read, or does not fit the model.
+        """
+
+    def close(self) -> None:
+        """End what was started; closing twice does no harm."""
+
+
+class _Noting:
+    """Remembers the files that could not be read, and tells the person of the first ones."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self.skipped: list[str] = []
+
+    def _note(self, minibatch: Minibatch) -> Minibatch:
+        for path in minibatch.skipped:
+            if path in self.skipped:
+                continue
+            self.skipped.append(path)
+            if len(self.skipped) <= NOTES:
+                self._tell(f"{path} cannot be read as an image; another one of its class stands in for it")
+            elif len(self.skipped) == NOTES + 1:
+                self._tell("more files cannot be read as images; report.json will list all of them")
+        return minibatch
+
+
+class Direct(_Noting):
+    """Reads when it is asked, on the thread that asks.
+
+    Args:
+        loaders: for training and for validation.
+        tell: takes sentences for the person.
+    """
+
+    def __init__(self, loaders: Loaders, tell: Callable[[str], None]) -> None:
+        super().__init__(tell)
+        self._loaders = loaders
+
+    def expect(self, training: bool, epoch: int, first: int, minibatches: int) -> None:
+        pass
+
+    def load(self, key: Key) -> Minibatch:
+        return self._note(_load(self._loaders, key))
+
+    def close(self) -> None:
+        pass
+
+
+class ReadAhead(_Noting):
+    """Has processes read what the run will need next, at most `AHEAD` minibatches each.
+
+    Args:
+        loaders: for training and for validation.
+        data: what `--data` says, by which a process finds the user's code again.
+        course: of the run.
+        processes: how many, at least 1.
+        tell: takes sentences for the person.
+        threads: that each process computes with.
+        pin: hand minibatches over in pinned memory, from where a GPU copies them faster.
+    """
+
+    def __init__(
+        self,
+        loaders: Loaders,
+        data: str,
+        course: Course,
+        processes: int,
+        tell: Callable[[str], None],
+        *,
+        threads: int,
+        pin: bool,
+    ) -> None:
+        super().__init__(tell)
+        self._course = course
+        self._order = _Order()
+        self._coming: Iterator[Key] = iter(())
+        self._next: Key | None = None
+        self._minibatches: Iterator[Minibatch | _Failure] | None = None
+        self._processes = processes
+        self._loader: DataLoader[Any] | None = DataLoader(
+            _ByKey(loaders, data, threads),
+            batch_size=None,  # An item is a whole minibatch.
+            sampler=self._order,
+            collate_fn=_as_it_is,
+            num_workers=processes,
+            multiprocessing_context=multiprocessing.get_context("forkserver"),
+            worker_init_fn=_start_process,
+            prefetch_factor=AHEAD,
+            persistent_workers=True,
+            pin_memory=pin,
+            generator=torch.Generator(),  # Otherwise it draws from the global one.
+        )
+        # Before the first segment, so that the time it takes to start is not taken for training.
+        self.expect(course.training > 0, 0, 0, course.training or course.validation)
+
+    def expect(self, training: bool, epoch: int, first: int, minibatches: int) -> None:
+        due = next(self._course.of_segment(training, epoch, first, minibatches), None)
+        if due is None or due == self._next:
+            return
+        assert self._loader is not None
+        self._order.ahead = lambda: self._course.after(training, epoch, first)
+        self._coming = self._order.ahead()
+        self._next = next(self._coming, None)
+        try:
+            with warnings.catch_warnings():
+                # torch says of a data set that cannot be pickled what is better said below.
+                warnings.simplefilter("ignore", UserWarning)
+                self._minibatches = iter(self._loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"The data set cannot be handed to processes that load it: {str(error).splitlines()[0]}. Mend what it "
+                "holds (functions must have a name in a module, files be opened when a sample is read), or train with "
+                "--loader-workers 0."
+            ) from error
+
+    def load(self, key: Key) -> Minibatch:
+        assert self._minibatches is not None
+        if key != self._next:
+            raise RuntimeError(f"{key} was asked for, {self._next} expected")
+        self._next = next(self._coming, None)
+        try:
+            found = next(self._minibatches)
+        except RuntimeError as error:  # What torch raises when a process has gone.
+            raise UserError(
+                f"Loading data in processes of their own failed: {str(error).splitlines()[0]}. A process that the "
+                f"system ends as a rule lacks memory, or shared memory{_shared_memory_text()}; try a smaller "
+                f"--loader-workers than {self._processes}, or 0. The worker's log may say more."
+            ) from error
+        if isinstance(found, _Failure):
+            raise found.error from _InLoaderProcess(found.trace)
+        return self._note(found)
+
+    def close(self) -> None:
+        # The last reference to torch's iterator ends its processes and waits for them.
+        self._minibatches = None
+        if self._loader is not None:
+            self._loader._iterator = None
+        self._loader = None
+
+
+def loader_workers(wanted: int | None, data: str, cores: int) -> int:
+    """How many loader processes a worker gets.
+
+    Args:
+        wanted: what the person asked for; None for a few where samples of `data` are made one by one, and none where
+            they lie in memory or come from a function, which may hold what no other process can have.
+        cores: for each worker of this host; one is left to the worker itself.
+    """
+    if wanted is not None:
+        return wanted
+    return max(0, min(MOST_BY_DEFAULT, cores - 1)) if parse_data(data).kind in _MADE_ONE_BY_ONE else 0
+
+
+def open_source(
+    options: RunOptions, place: Place, loaders: Loaders, processes: int, pin: bool, tell: Callable[[str], None]
+) -> Source:
+    """The source of a worker of stage 0; the arguments are those of the classes above."""
+    log.info("%d processes load data", processes)
+    if processes == 0:
+        return Direct(loaders, tell)
+    course = Course(
+        epochs=1 if options.evaluate_only else options.epochs,
+        training=0 if options.evaluate_only else loaders[0].minibatches,
+        validation=loaders[1].minibatches,
+        flush=options.mode.flush,
+        most=options.minibatches,
+        replica=place.replica,
+        replicas=place.stage.replicas,
+    )
+    # What a user's data set computes may depend on the number of threads in its last bits; what ours do does not.
+    threads = options.threads if parse_data(options.data).kind == "function" else 1
+    return ReadAhead(loaders, options.data, course, processes, tell, threads=threads, pin=pin)
+
+
+def prepare_processes(data: str) -> None:
+    """Begin to start the process that loader processes are forked from, which loads torch meanwhile."""
+    modules = [__name__]
+    if images_of(parse_data(data)) is not None:
+        modules.append("torchvision.transforms")
+    if multiprocessing.parent_process() is not None:  # A program that launches workers has such a process already.
+        multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+    multiprocessing.forkserver.ensure_running()
+
+
+class _Order:
+    """torch's sampler: what is to be read, again from the start whenever it is asked."""
+
+    ahead: Callable[[], Iterator[Key]]
+
+    def __iter__(self) -> Iterator[Key]:
+        return self.ahead()
+
+
+class _ByKey(Dataset[Any]):
+    """Both loaders as torch wants them: a data set whose items are minibatches."""
+
+    def __init__(self, loaders: Loaders, data: str, threads: int) -> None:
+        self.loaders = loaders
+        self.data = data
+        self.threads = threads
+
+    def __getitem__(self, key: Key) -> Minibatch | _Failure:
+        try:
+            return _load(self.loaders, key)
+        except Exception as error:
+            return _Failure.of(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The user's file is imported first. Then what it defines is found by name.
+        return _import_user_code, (self.data,), self.__dict__
+
+
+def _import_user_code(data: str) -> _ByKey:
+    if parse_data(data).kind == "function":
+        load_function(data)
+    return _ByKey.__new__(_ByKey)
+
+
+def _load(loaders: Loaders, key: Key) -> Minibatch:
+    return loaders[0 if key.training else 1].load(key.epoch, key.minibatch)
+
+
+def _as_it_is(item: object) -> object:
+    return item
+
+
+def _start_process(number: int) -> None:
+    """The first thing in a loader process, which ends as soon as the worker does, however that ends."""
+    worker = multiprocessing.parent_process()
+    assert worker is not None
+
+    def follow() -> None:
+        worker.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, name="worker-watch", daemon=True).start()
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    torch.set_num_threads(info.dataset.threads)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An exception on its way to the worker."""
+
+    error: Exception
+    trace: str
+
+    @classmethod
+    def of(cls, error: Exception) -> _Failure:
+        trace = "".join(traceback.format_exception(error))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        return cls(error, trace)
+
+
+class _InLoaderProcess(Exception):
+    """Shows in the log where an exception comes from."""
+
+    def __str__(self) -> str:
+        return f"in a loader process:\n{self.args[0]}"
+
+
+def _shared_memory_text() -> str:
+    with contextlib.suppress(OSError, AttributeError):
+        free = os.statvfs("/dev/shm")
+        return f" (/dev/shm has {free.f_bavail * free.f_frsize >> 20} MiB free)"
+    return ""
