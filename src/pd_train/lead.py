@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pd_format.jsonfile import write_text
 from pd_format.plan import Plan
-from pd_train.checkpoint import join_state, write_model
+from pd_train.checkpoint.model import join_state, write_model
 from pd_train.compute import Segment, StageRunner, WorkerStatistics
 from pd_train.data import MinibatchLoader
 from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded

@@ -75,6 +75,24 @@ class MovingOptimizer:
         for tensor in tensors:
             tensor.grad = None
 
+    def states(self) -> list[dict[str, Tensor]]:
+        """What is kept of each tensor, on the CPU: rows of as many elements, and single numbers."""
+        kept = [self._optimizer.state.get(tensor, {}) for tensor in self._optimizer.param_groups[0]["params"]]
+        return [
+            {key: value.detach().cpu().reshape(-1) if value.dim() else value.cpu() for key, value in one.items()}
+            for one in ({key: value for key, value in each.items() if value is not None} for each in kept)
+        ]
+
+    def load(self, states: Sequence[dict[str, Tensor]]) -> None:
+        """Take over what `states` gave, of tensors of the same sizes."""
+        for tensor, state in zip(self._optimizer.param_groups[0]["params"], states, strict=True):
+            if state:
+                self._optimizer.state[tensor] = {
+                    # Single numbers stay on the CPU, where torch keeps its count of steps.
+                    key: value.to(tensor.device, copy=True).view_as(tensor) if value.dim() else value.clone()
+                    for key, value in state.items()
+                }
+
 
 def _build(options: OptimizerOptions, tensors: Sequence[Tensor]) -> torch.optim.Optimizer:
     parameters = list(tensors)
