@@ -18,6 +18,7 @@ from pd_train.gradients import GradientBuckets, Gradients
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
 from pd_train.server import SegmentSize, Send, cut_stage, piece_view
+from pd_train.shard import Shard
 from pd_train.weights import ParameterSets
 
 __all__ = ["AsynchronousServer"]
@@ -42,6 +43,7 @@ class AsynchronousServer:
     ) -> None:
         self._replica = replica
         self._replicas = versions.replicas
+        self._names = names
         self._send = send
         self._working, self._newest = sets.sets
         self._buckets = cut_stage(self._working, self._replicas)
@@ -113,6 +115,9 @@ class AsynchronousServer:
             return False
         self.before_forward()
         return True
+
+    def shard(self) -> Shard:
+        return Shard(self._buckets, self._optimizers, self._names)
 
     def held(self) -> Iterator[Tensor]:
         for optimizer in self._optimizers.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,25 @@ class BuiltStage:
         """
         one = sets_needed(versions) == 1
         return [nn.Parameter(own.data if one else own.data.clone()) for own in self.parameters]
+
+    def held(self) -> set[str]:
+        """The names of the stage's parameters and buffers."""
+        return {self.names[id(each)] for each in [*self.module.parameters(), *self.module.buffers()]}
+
+    def load(self, state: Mapping[str, Tensor], sets: Sequence[Sequence[Tensor]]) -> None:
+        """Write over all that the stage holds.
+
+        Args:
+            state: tensors by their names, all of `held` and any of the unused ones.
+            sets: of its trainable parameters.
+        """
+        with torch.no_grad():
+            for tensor in [*self.module.parameters(), *self.module.buffers()]:
+                tensor.copy_(state[self.names[id(tensor)]])
+            for held in sets:
+                for own, tensor in zip(self.parameters, held, strict=True):
+                    tensor.copy_(state[self.names[id(own)]])
+        self.unused.update({name: state[name].clone() for name in self.unused.keys() & state.keys()})
 
     def state(self, newest: Sequence[Tensor]) -> dict[str, Tensor]:
         """The stage's tensors by their names, with these as its trainable parameters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ __all__ = [
     "check_precision",
     "check_purpose",
     "check_schedule",
+    "checkpoint_interval",
     "optimizer_warning",
     "precision_warning",
     "settle_mode",
@@ -142,6 +144,16 @@ def settle_mode(plan: Plan, mode: Mode) -> Mode:
             )
         return replace(mode, group=mode.group or default)
     return mode
+
+
+def checkpoint_interval(plan: Plan, mode: Mode, minibatches: int) -> int:
+    """Minibatches between checkpoints, rounded up so that no update is cut in two by the drain.
+
+    That is a multiple of all replica counts, and of the minibatches of an update.
+    """
+    update = mode.flush or mode.group or 1
+    whole = math.lcm(update, *(stage.replicas for stage in plan.stages))
+    return -(-minibatches // whole) * whole
 
 
 def check_clipping(mode: Mode, by_stage: float | None, whole: float | None) -> None:

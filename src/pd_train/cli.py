@@ -25,6 +25,7 @@ from pd_train.check import (
     check_precision,
     check_purpose,
     check_schedule,
+    checkpoint_interval,
     optimizer_warning,
     precision_warning,
     settle_mode,
@@ -169,6 +170,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Where the run's files go, a new folder.  [default: runs/MODEL-DATE]",
 )
 @click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    help="Drain the pipeline for a checkpoint every so many minibatches of an epoch, rounded up so that all replicas "
+    "take part in each; the numbers depend on it.  [default: at each epoch's end only]",
+)
+@click.option("--keep", type=click.IntRange(min=0), default=2, show_default=True, help="Old checkpoints to keep.")
+@click.option(
     "--peer-timeout",
     type=click.FloatRange(min=0.1, max=3600),
     default=10.0,
@@ -214,6 +222,8 @@ def main(
     device: str,
     measure_memory: bool,
     run_dir: Path | None,
+    checkpoint_every: int | None,
+    keep: int,
     peer_timeout: float,
     stall_timeout: float,
 ) -> None:
@@ -270,6 +280,8 @@ def main(
             seed=seed,
             device=device,
             measure_memory=measure_memory,
+            checkpoint_every=None if checkpoint_every is None else checkpoint_interval(plan, mode, checkpoint_every),
+            keep=keep,
             peer_timeout=peer_timeout,
             stall_timeout=stall_timeout,
         )

@@ -113,7 +113,7 @@ class StageRunner:
         self._stage = links.place.stage
         self._is_last = links.place.after is None
         self._forwards = self._backwards = range(0)
-        self._training_bytes = 0
+        self._sent_before = self._training_bytes = 0
         sets.is_wanted = lambda version: versions.is_wanted(version, self._forwards, self._backwards)
         self._inbox.on_idle = server.advance
         self._inbox.handle("gradient", self._take_gradients)
@@ -142,10 +142,15 @@ class StageRunner:
             self._drain(segment)
             self._training_bytes += self._links.sent_bytes - sent_before
 
+    def count_earlier(self, sent_bytes: int, training_bytes: int) -> None:
+        """Add what was sent before this start of the run."""
+        self._sent_before += sent_bytes
+        self._training_bytes += training_bytes
+
     def statistics(self) -> WorkerStatistics:
         """Of the run so far."""
         return WorkerStatistics(
-            self._links.sent_bytes,
+            self._sent_before + self._links.sent_bytes,
             self._training_bytes,
             self._server.staleness,
             self._peak_bytes(),

@@ -25,6 +25,8 @@ class WorkerSetup:
     """To listen on; 0 lets the system choose."""
     local_index: int
     """Of this worker among those of its host: its GPU."""
+    local_workers: int
+    """Of its host."""
 
 
 def log_path(setup: WorkerSetup) -> Path:

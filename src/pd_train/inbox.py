@@ -45,7 +45,7 @@ class Inbox:
         self._transport = transport
         self._name = name
         self._stall_timeout = stall_timeout
-        self._notice = notice
+        self.notice = notice
         self._handlers: dict[str, Callable[[Message], None]] = {}
         self._kept: dict[tuple[str, int, int], Any] = {}
         self.on_idle: Callable[[], None] = lambda: None
@@ -102,7 +102,7 @@ class Inbox:
             text = f"{self._name} has waited {now - start:.0f} s for {what()}"
             if now - start >= self._stall_timeout:
                 raise StallError(f"{text}; gave up (--stall-timeout)")
-            self._notice(text)
+            self.notice(text)
             next_notice = min(now + _NOTICE_EVERY_S, max(now + 0.01, start + self._stall_timeout))
 
     def _sort(self, item: Message | PeerLost) -> None:

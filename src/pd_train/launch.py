@@ -81,7 +81,7 @@ def launch(options: RunOptions, show: Callable[[Event], None]) -> None:
             context = _process_context()
             for rank in range(plan.workers):
                 address, port = _listen_at(plan, rank)
-                setup = WorkerSetup(options, rank, run, address, port, rank)
+                setup = WorkerSetup(options, rank, run, address, port, rank, plan.workers)
                 workers.append(_start(context, setup))
             _watch(workers, plan, show)
         finally:

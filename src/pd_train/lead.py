@@ -13,7 +13,10 @@ from torch import Tensor
 
 from pd_format.jsonfile import write_text
 from pd_format.plan import Plan
+from pd_train.checkpoint.keeper import Keeper
 from pd_train.checkpoint.model import join_state, write_model
+from pd_train.checkpoint.part import START, Position
+from pd_train.checkpoint.progress import RunProgress
 from pd_train.compute import Segment, StageRunner, WorkerStatistics
 from pd_train.data import MinibatchLoader
 from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded
@@ -42,6 +45,7 @@ class Lead:
         device: that this worker computes on, for the report.
         tell: takes events for the display.
         measure: makes the run's metric of each validation sample's predictions, where it is made of these.
+        keeper: writes this worker's parts of checkpoints; None where nothing is trained.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Lead:
         device: torch.device,
         tell: Callable[[Event], None],
         measure: Measure | None,
+        keeper: Keeper | None,
     ) -> None:
         self._options = options
         self._metric = METRICS[options.metric]
@@ -64,6 +69,8 @@ class Lead:
         self._inbox = inbox
         self._training, self._validation = loaders
         self._loss_scale = loss_scale
+        self._keeper = keeper
+        self._saved: dict[Position, set[int]] = {}
         self._skipped_updates = 0
         self._skipped_by_stage = [0] * len(options.plan.stages)
         self._device = device
@@ -73,36 +80,45 @@ class Lead:
         self._scores = ScoreBoard(inbox, self._expected_epochs, tell)
         self._segments = 0
         self._epochs: list[EpochMetrics] = []
+        inbox.handle("saved", self._note_saved)
 
-    def run(self, part: Callable[[], dict[str, Tensor]], state_names: Mapping[str, str]) -> None:
-        """Train, validate, and write metrics.jsonl, model.pt and report.json.
+    def run(self, part: Callable[[], dict[str, Tensor]], state_names: Mapping[str, str], start: RunProgress) -> None:
+        """Train, validate, and write metrics.jsonl, checkpoints, model.pt and report.json.
 
         Args:
             part: gives this worker's tensors of the trained model by their original names.
             state_names: every key of the model's state dict, and the original name of its tensor.
+            start: what the run has behind it.
         """
-        left = self._options.minibatches
-        target = self._options.target_metric
-        reached: bool | None = None if target is None else False
-        for epoch in range(self._options.epochs):
-            minibatches = self._training.minibatches if left is None else min(self._training.minibatches, left)
-            metrics = self._run_epoch(epoch, minibatches)
+        self._epochs = list(start.epochs)
+        if start.skipped_by_stage:
+            self._skipped_updates, self._skipped_by_stage = start.skipped_updates, list(start.skipped_by_stage)
+        if start.position != START:
+            self._saved[start.position] = set(range(self._options.plan.workers))
+        whole, cap = self._training.minibatches, self._options.minibatches
+        epoch = start.position.epoch
+        while epoch < self._options.epochs and not self._has_reached():
+            left = whole if cap is None else cap - sum(one.minibatches for one in self._epochs)
+            if left == 0:
+                break
+            metrics = self._run_epoch(epoch, min(whole, left), start)
             self._epochs.append(metrics)
             lines = (json.dumps(one.line()) + "\n" for one in self._epochs)
             write_text(self._options.run_dir / "metrics.jsonl", "".join(lines))
             self._tell(EpochEnded(metrics, self._expected_epochs))
-            left = None if left is None else left - minibatches
-            if target is not None and self._metric.is_reached(metrics.judged, target):
-                reached = True
-                break
-            if left == 0:
-                break
+            epoch += 1
+            self._save(Position(epoch, 0))
         self._announce(None)
-        self._finish(part(), state_names, reached)
+        self._finish(part(), state_names, None if self._options.target_metric is None else self._has_reached())
+
+    def _has_reached(self) -> bool:
+        """Whether the latest validation met the target."""
+        target = self._options.target_metric
+        return target is not None and bool(self._epochs) and self._metric.is_reached(self._epochs[-1].judged, target)
 
     def evaluate(self) -> None:
         """Run the validation data through the pipeline once, and write report.json."""
-        validated = self._run_phase(0, self._validation.minibatches, self._validation, None)
+        validated = self._validate(0)
         self._announce(None)
         everyone = self._gather({})
         known = {"accuracy": validated.accuracy, "loss": validated.loss}
@@ -119,9 +135,9 @@ class Lead:
         )
         self._report(ended, everyone)
 
-    def _run_epoch(self, epoch: int, minibatches: int) -> EpochMetrics:
-        trained = self._run_phase(epoch, minibatches, self._training, self._options.mode.flush or minibatches)
-        validated = self._run_phase(epoch, self._validation.minibatches, self._validation, None)
+    def _run_epoch(self, epoch: int, minibatches: int, start: RunProgress) -> EpochMetrics:
+        trained = self._train(epoch, minibatches, start)
+        validated = self._validate(epoch)
         return EpochMetrics(
             epoch=epoch,
             seconds=trained.seconds,
@@ -142,27 +158,41 @@ class Lead:
             return value if math.isfinite(value) else None
         return perplexity_of(validated.loss) if self._metric.name == "perplexity" else None
 
-    def _run_phase(self, epoch: int, minibatches: int, loader: MinibatchLoader, segment: int | None) -> Result:
-        """Train on an epoch's first minibatches in segments of so many, or validate (None) in one."""
-        self._scores.start_phase(minibatches)
-        for first in range(0, minibatches, segment or minibatches):
-            count = min(segment or minibatches, minibatches - first)
-            self._run_segment(
-                Segment(
-                    number=self._segments,
-                    training=segment is not None,
-                    epoch=epoch,
-                    first=first,
-                    minibatches=count,
-                    samples=self._options.plan.minibatch_size,
-                    last_samples=loader.samples_of(first + count - 1),
-                    rate=learning_rate(self._options.optimizer, epoch, self._options.epochs),
-                )
-            )
+    def _train(self, epoch: int, minibatches: int, start: RunProgress) -> Result:
+        """Train on an epoch's minibatches up to so many, in segments with checkpoints between."""
+        first = 0
+        if epoch == start.position.epoch:
+            first = start.position.minibatch
+            self._scores.start_phase(minibatches, start.scores, start.seconds)
+        else:
+            self._scores.start_phase(minibatches)
+        every = self._options.checkpoint_every
+        length = self._options.mode.flush or every or minibatches
+        while first < minibatches:
+            count = min(length, minibatches - first)
+            self._run_segment(self._training, True, epoch, first, count)
+            first += count
+            if every is not None and first % every == 0 and first < minibatches:
+                self._save(Position(epoch, first))
         return self._scores.result()
 
-    def _run_segment(self, segment: Segment) -> None:
-        self._announce(segment)
+    def _validate(self, epoch: int) -> Result:
+        self._scores.start_phase(self._validation.minibatches)
+        self._run_segment(self._validation, False, epoch, 0, self._validation.minibatches)
+        return self._scores.result()
+
+    def _run_segment(self, loader: MinibatchLoader, training: bool, epoch: int, first: int, minibatches: int) -> None:
+        segment = Segment(
+            number=self._segments,
+            training=training,
+            epoch=epoch,
+            first=first,
+            minibatches=minibatches,
+            samples=self._options.plan.minibatch_size,
+            last_samples=loader.samples_of(first + minibatches - 1),
+            rate=learning_rate(self._options.optimizer, epoch, self._options.epochs),
+        )
+        self._announce(asdict(segment))
         self._scores.start(segment)
         self._runner.run(segment)
         self._scores.finish(segment)
@@ -183,8 +213,29 @@ class Lead:
             )
         )
 
-    def _announce(self, segment: Segment | None) -> None:
-        body = None if segment is None else asdict(segment)
+    def _save(self, position: Position) -> None:
+        """Have every worker write its part; nobody waits for another."""
+        assert self._keeper is not None
+        whole = [one for one, ranks in self._saved.items() if len(ranks) == self._options.plan.workers]
+        scores, seconds = self._scores.so_far() if position.minibatch else ((), 0.0)
+        progress = RunProgress(
+            position=position,
+            epochs=tuple(self._epochs),
+            scores=scores,
+            seconds=seconds,
+            skipped_by_stage=tuple(self._skipped_by_stage),
+            skipped_updates=self._skipped_updates,
+            loss_scale=None if self._loss_scale is None else self._loss_scale.kept(),
+        )
+        self._announce({"save": tuple(position), "whole": [tuple(one) for one in whole]})
+        self._keeper.save(position, progress.plain())
+        self._keeper.prune(whole)
+        self._saved.setdefault(position, set()).add(0)
+
+    def _note_saved(self, message: Message) -> None:
+        self._saved.setdefault(Position(*message.body), set()).add(message.sender)
+
+    def _announce(self, body: dict[str, Any] | None) -> None:
         for rank in range(1, self._options.plan.workers):
             self._transport.send(rank, Message("segment", 0, self._segments, 0, body))
         self._segments += 1
@@ -259,14 +310,20 @@ def _peaks(plan: Plan, everyone: Sequence[WorkerStatistics]) -> tuple[int, ...] 
     return tuple(map(max, counted)) if counted == peaks else None
 
 
-def follow(inbox: Inbox, runner: StageRunner) -> None:
-    """What every other worker does: run the segments that rank 0 announces, until there are no more."""
+def follow(transport: Transport, inbox: Inbox, runner: StageRunner, keeper: Keeper | None) -> None:
+    """What every other worker does: run the segments and write the checkpoints that rank 0 announces."""
     number = 0
     while True:
         body: dict[str, Any] | None = inbox.wait_for("segment", number, 0, "the next segment from worker 0")
         if body is None:
             return
-        runner.run(Segment(**body))
+        if "save" in body:
+            assert keeper is not None
+            keeper.save(Position(*body["save"]), None)
+            keeper.prune([Position(*one) for one in body["whole"]])
+            transport.send(0, Message("saved", transport.rank, 0, number, body["save"]))
+        else:
+            runner.run(Segment(**body))
         number += 1
 
 

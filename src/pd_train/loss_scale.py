@@ -42,6 +42,14 @@ class LossScale:
         """Whether updates were left out until no smaller scale could help."""
         return self.value < self._settings.least
 
+    def kept(self) -> tuple[float, int]:
+        """What a checkpoint keeps: the value, and good updates in a row."""
+        return self.value, self._good_updates
+
+    def load(self, kept: tuple[float, int]) -> None:
+        """Go on from what `kept` gave."""
+        self.value, self._good_updates = kept
+
     def unscale(self, gradients: Sequence[Tensor | None]) -> None:
         """Divide in place."""
         for gradient in gradients:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pd_format.plan import Plan
 from pd_format.profile import PrecisionName
@@ -81,6 +82,12 @@ class RunOptions:
     """Whether workers count what they hold, which takes time."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
+    checkpoint_every: int | None = None
+    """Minibatches of an epoch between checkpoints; None for one at each epoch's end only."""
+    keep: int = 2
+    """Old checkpoints that are kept besides the newest."""
+    resume: Literal["no", "if possible", "yes"] = "no"
+    """Whether to go on from the newest whole checkpoint in the run's folder."""
     peer_timeout: float = 10.0
     """Seconds of silence after which a peer counts as dead."""
     stall_timeout: float = 1800.0
@@ -109,6 +116,7 @@ def recorded(options: RunOptions) -> dict[str, object]:
         "metric": options.metric,
         "target_metric": options.target_metric,
         "init_from": options.init_from,
+        "checkpoint_every": options.checkpoint_every,
         "seed": options.seed,
         "threads": options.threads,
     }

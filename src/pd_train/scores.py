@@ -53,11 +53,11 @@ class ScoreBoard:
         self._start = self._last_told = 0.0
         inbox.handle("score", self._take)
 
-    def start_phase(self, minibatches: int) -> None:
-        """A phase of so many minibatches begins."""
-        self._finished = []
+    def start_phase(self, minibatches: int, finished: Sequence[Score] = (), seconds: float = 0.0) -> None:
+        """A phase of so many minibatches begins, or goes on after those that took so many seconds."""
+        self._finished = list(finished)
         self._minibatches = minibatches
-        self._start = time.monotonic()
+        self._start = time.monotonic() - seconds
         self._last_told = 0.0
 
     def start(self, segment: Segment) -> None:
@@ -72,6 +72,10 @@ class ScoreBoard:
         )
         # In order of the minibatches, so that no figure depends on the network.
         self._finished += [score for _, score in sorted(self._arrived.pop(segment.number).items())]
+
+    def so_far(self) -> tuple[tuple[Score, ...], float]:
+        """The scores of the phase, whose segments so far are finished, and the seconds that it has taken."""
+        return tuple(self._finished), time.monotonic() - self._start
 
     def result(self) -> Result:
         """Of the phase, whose segments are finished."""

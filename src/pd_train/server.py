@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pd_train.buckets import Bucket, Piece, cut_into_buckets, whole_parameters
 from pd_train.gradients import Gradients
+from pd_train.shard import Shard
 
 __all__ = ["SegmentSize", "Send", "Server", "cut_stage", "piece_view"]
 
@@ -56,6 +57,9 @@ class Server(Protocol):
 
     def is_drained(self) -> bool:
         """Whether every update of the segment has reached this worker."""
+
+    def shard(self) -> Shard:
+        """What this replica's optimizers keep; to be looked at after a drain only."""
 
     def held(self) -> Iterator[Tensor]:
         """Optimizer state, and gradients and parameters that wait."""

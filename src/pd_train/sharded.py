@@ -28,6 +28,7 @@ from pd_train.loss_scale import LossScale
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
 from pd_train.server import SegmentSize, Send, cut_stage, piece_view
+from pd_train.shard import Shard
 from pd_train.weights import ParameterSets
 
 __all__ = ["ShardedServer", "mean_gradients"]
@@ -63,6 +64,7 @@ class ShardedServer:
         self._versions = versions
         self._replica = replica
         self._replicas = versions.replicas
+        self._names = names
         self._send = send
         self._clipping = clipping
         self._loss_scale = loss_scale
@@ -140,6 +142,9 @@ class ShardedServer:
                 if update < self.updates and self._advance_bucket(bucket, update):
                     self._next_update[bucket] += 1
                     progress = True
+
+    def shard(self) -> Shard:
+        return Shard(self._buckets, self._optimizers, self._names)
 
     def held(self) -> Iterator[Tensor]:
         for optimizer in self._optimizers.values():

@@ -21,6 +21,10 @@ from pd_format.layers.values import tensors_in
 from pd_format.versions import StageVersions, sets_needed
 from pd_train.asynchronous import AsynchronousServer
 from pd_train.built import BuiltStage, build_stage, made_up
+from pd_train.checkpoint.choice import Needs
+from pd_train.checkpoint.exchange import Exchange, Share
+from pd_train.checkpoint.keeper import Keeper
+from pd_train.checkpoint.progress import RunProgress
 from pd_train.clipping import Clipping
 from pd_train.compute import DivergedError, StageRunner
 from pd_train.control import Bound, Done, Failed, FromWorker, Happened, Peers, WorkerSetup, log_path
@@ -112,7 +116,9 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
     processes = loader_workers(options.loader_workers, options.data, available_cores() // options.plan.workers)
     if place.before is None and processes:
         prepare_processes(options.data)
-    built = build_stage(options.plan, place.stage.index, options.seed, device, options.init_from)
+    # A run that goes on takes its weights from the checkpoint; the file that it began with may be gone.
+    init_from = options.init_from if options.resume == "no" else None
+    built = build_stage(options.plan, place.stage.index, options.seed, device, init_from)
     task = get_task(options.plan.task)
     loaders, measure = _open_data(options, built, task) if place.before is None else (None, None)
     source = None
@@ -127,21 +133,26 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
         inbox = Inbox(transport, str(place), options.stall_timeout, lambda text: launcher.tell_event(Note(text)))
         links = Links(place, transport, inbox)
         loss_scale = _loss_scale(options, links)
-        runner, sets = _assemble(place, options, built, links, source, loss_scale, device, task)
+        runner, sets, server = _assemble(place, options, built, links, source, loss_scale, device, task)
 
-        def part() -> dict[str, Tensor]:
-            return built.state(sets.newest()) if place.replica == 0 else {}
+        def state() -> dict[str, Tensor]:
+            return {**(built.unused if setup.rank == 0 else {}), **built.state(sets.newest())}
 
+        keeper = None if options.evaluate_only else _keeper(setup, place, state, server, runner)
+        progress = RunProgress()
+        if options.resume != "no":
+            progress = _resume(setup, built, sets, server, links, runner, loss_scale)
         if loaders is not None and setup.rank == 0:
             tell = launcher.tell_event
-            lead = Lead(options, runner, transport, inbox, loaders, loss_scale, device, tell, measure)
+            lead = Lead(options, runner, transport, inbox, loaders, loss_scale, device, tell, measure, keeper)
             if options.evaluate_only:
                 lead.evaluate()
             else:
-                lead.run(lambda: {**built.unused, **part()}, built.state_names)
+                lead.run(state, built.state_names, progress)
         else:
-            follow(inbox, runner)
-            part_with(transport, inbox, {} if options.evaluate_only else part(), runner.statistics())
+            follow(transport, inbox, runner, keeper)
+            is_asked = place.replica == 0 and not options.evaluate_only
+            part_with(transport, inbox, state() if is_asked else {}, runner.statistics())
         if transport.refused:
             log.warning("refused %d messages", transport.refused)
         linger = _GOODBYE_LINGER_S
@@ -175,7 +186,7 @@ def _assemble(
     loss_scale: LossScale | None,
     device: torch.device,
     task: Task,
-) -> tuple[StageRunner, ParameterSets]:
+) -> tuple[StageRunner, ParameterSets, Server]:
     """Put a stage's computation, its weight versions and its parameter server together, as the mode asks."""
     versions = options.versions(place.stage.index)
     shared = built.parameters if options.mode.is_naive else None
@@ -209,7 +220,57 @@ def _assemble(
         peak_bytes=_peak_bytes(options, engine, server, links.inbox, device),
         loss_scale=loss_scale,
     )
-    return runner, sets
+    return runner, sets, server
+
+
+def _keeper(
+    setup: WorkerSetup, place: Place, state: Callable[[], dict[str, Tensor]], server: Server, runner: StageRunner
+) -> Keeper:
+    def sent() -> tuple[int, int]:
+        statistics = runner.statistics()
+        return statistics.sent_bytes, statistics.training_bytes
+
+    keep = setup.options.keep if setup.local_index == 0 else None
+    return Keeper(setup.options.run_dir, setup.run, place, state, server.shard(), sent, keep)
+
+
+def _resume(
+    setup: WorkerSetup,
+    built: BuiltStage,
+    sets: ParameterSets,
+    server: Server,
+    links: Links,
+    runner: StageRunner,
+    loss_scale: LossScale | None,
+) -> RunProgress:
+    """Take the newest whole checkpoint over, together with all other workers.
+
+    Raises:
+        UserError: there is none, and the run must not start from the beginning.
+    """
+    options = setup.options
+    unused = built.unused.keys() if setup.rank == 0 else ()
+    needs = Needs(frozenset({*built.held(), *unused}), tuple(server.shard().ranges()), progress=True)
+    share = Share(setup.local_index, setup.local_workers)
+    notice = links.inbox.notice
+    restored = Exchange(links, options.plan.workers, options.run_dir, share, needs, notice).run()
+    if restored is None:
+        if options.resume == "yes":
+            raise UserError(
+                f"{options.run_dir}: holds no checkpoint that is whole and fits the plan; train from the beginning "
+                "without --resume, in a new folder."
+            )
+        return RunProgress()
+    built.load(restored.state, sets.sets)
+    server.shard().load(restored.slices)
+    if setup.rank == 0:  # One worker counts for all, since the plan may have had others.
+        earlier = restored.records
+        runner.count_earlier(sum(one.sent_bytes for one in earlier), sum(one.training_bytes for one in earlier))
+        notice(f"going on from checkpoint {restored.position.folder}")
+    progress = RunProgress.of(restored.progress, len(options.plan.stages))
+    if loss_scale is not None and progress.loss_scale is not None:
+        loss_scale.load(progress.loss_scale)
+    return progress
 
 
 def _peak_bytes(

@@ -11,7 +11,7 @@ Workers of one host share its folder and the work of reading it. A damaged part 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,17 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pd_train.checkpoint.choice import Chosen, Needs, Source, choose
-from pd_train.checkpoint.part import DamagedPart, Part, PartRecord, Position, Range, ShardSlice, find_parts, load_part
+from pd_train.checkpoint.part import (
+    DamagedPart,
+    Part,
+    PartRecord,
+    Position,
+    Range,
+    ShardSlice,
+    find_parts,
+    load_part,
+    position_of,
+)
 from pd_train.links import Links
 from pd_train.shard import part_of
 from pd_train.wire import Message
@@ -30,9 +40,9 @@ __all__ = ["Exchange", "Restored", "Share"]
 class Share(NamedTuple):
     """Which of a host's parts this worker reads."""
 
-    index: int
+    number: int
     """Of the worker on its host."""
-    count: int
+    workers: int
     """Of the host's workers."""
 
 
@@ -44,7 +54,7 @@ class Restored:
     state: dict[str, Tensor]
     slices: list[ShardSlice]
     progress: Any
-    """At rank 0."""
+    """See `pd_train.checkpoint.progress.RunProgress.plain`."""
     records: tuple[PartRecord, ...]
     """Of all parts of the checkpoint."""
 
@@ -80,8 +90,8 @@ class Exchange:
         self._parts: dict[tuple[Position, int, int], Part] = {}
         names = sorted({path.stem for path in find_parts(run_dir)})
         for path in find_parts(run_dir):
-            position = _position_of(path.parent.name)
-            if position is not None and names.index(path.stem) % share.count == share.index:
+            position = position_of(path.parent.name)
+            if position is not None and names.index(path.stem) % share.workers == share.number:
                 self._paths.setdefault(position, []).append(path)
         self._inbox.handle("want", self._hand_out)
 
@@ -90,7 +100,8 @@ class Exchange:
 
         Returns once this worker has all it needs. Others are served from then on whenever it reads its messages.
         """
-        self._links.to_rank(0, "kept", 0, self._rank, (tuple(map(tuple, self._paths)), tuple(self._needs)))
+        needs = (tuple(self._needs.state), self._needs.ranges, self._needs.progress)
+        self._links.to_rank(0, "kept", 0, self._rank, (tuple(self._paths), needs))
         chosen = self._lead() if self._rank == 0 else self._follow()
         return None if chosen is None else self._take(chosen)
 
@@ -189,16 +200,6 @@ class Exchange:
         )
         body = ({name: part.state[name] for name in names}, slices, part.progress if progress else None)
         self._links.to_rank(message.sender, "restored", 0, message.index, body)
-
-
-def _position_of(folder: str) -> Position | None:
-    """The position that a folder is named after."""
-    _, epoch, *rest = folder.split("-")
-    minibatch = rest[1] if len(rest) == 2 else "0"
-    if not (epoch.isdigit() and minibatch.isdigit()):
-        return None
-    position = Position(int(epoch), int(minibatch))
-    return position if position.folder == folder else None
 
 
 def _of(rank: int) -> str:

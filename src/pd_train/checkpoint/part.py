@@ -26,6 +26,8 @@ from pd_format.errors import UserError
 from pd_format.jsonfile import Record, read_record, write_record
 
 __all__ = [
+    "FOLDER",
+    "START",
     "DamagedPart",
     "Part",
     "PartRecord",
@@ -34,11 +36,13 @@ __all__ = [
     "ShardSlice",
     "find_parts",
     "load_part",
+    "position_of",
     "write_file",
     "write_part",
 ]
 
 FOLDER = "checkpoints"
+"""Of all checkpoints, within a run's folder."""
 _READ_BYTES = 1 << 20
 
 Whole = Annotated[int, Field(ge=0)]
@@ -55,6 +59,19 @@ class Position(NamedTuple):
         """What the checkpoint's folder is called."""
         within = f"-minibatch-{self.minibatch:06}" if self.minibatch else ""
         return f"epoch-{self.epoch:04}{within}"
+
+
+START = Position(0, 0)
+
+
+def position_of(folder: str) -> Position | None:
+    """The position that a folder is named after."""
+    _, epoch, *rest = folder.split("-")
+    minibatch = rest[1] if len(rest) == 2 else "0"
+    if not (epoch.isdigit() and minibatch.isdigit()):
+        return None
+    position = Position(int(epoch), int(minibatch))
+    return position if position.folder == folder else None
 
 
 class Range(NamedTuple):
