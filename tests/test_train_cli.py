@@ -152,7 +152,7 @@ def test_a_plan_that_is_cut_off_is_refused(tmp_path: Path) -> None:
 
 def test_how_long_a_peer_may_be_silent_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[RunOptions] = []
-    monkeypatch.setattr("pd_train.cli._train", runs.append)
+    monkeypatch.setattr("pd_train.cli._train", lambda options, remarks: runs.append(options))
     path = write_plan(tmp_path)
     assert pd_train("--plan", path, "--run-dir", tmp_path / "a", "--peer-timeout", "2.5").exit_code == 0
     assert pd_train("--plan", path, "--run-dir", tmp_path / "b").exit_code == 0
@@ -333,7 +333,9 @@ def test_a_run_prints_plain_lines_and_writes_its_files(tmp_path: Path, monkeypat
     (run,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"test-\d{8}-\d{6}", run.name)
     logs = {f"worker-{rank}.log" for rank in range(3)}
-    assert {each.name for each in run.iterdir()} == {"plan.json", "metrics.jsonl", "model.pt", "report.json", *logs}
+    assert {each.name for each in run.iterdir()} == {
+        "plan.json", "options.json", "checkpoints", "metrics.jsonl", "model.pt", "report.json", *logs
+    }  # fmt: skip
     report = json.loads((run / "report.json").read_text())
     assert report["config"] == "2-1"
     assert report["device"] == "cpu"
@@ -360,6 +362,7 @@ def test_a_run_prints_plain_lines_and_writes_its_files(tmp_path: Path, monkeypat
         "metric": "accuracy",
         "target_metric": None,
         "init_from": None,
+        "checkpoint_every": None,
         "seed": 5,
         "threads": 2,
     }
@@ -473,7 +476,9 @@ def test_ctrl_c_ends_all_processes_with_one_message(moment: str, tmp_path: Path)
         assert errors == "Stopped by SIGINT; the files written so far are whole.\n"
         assert_end(watched)
     names = {each.name for each in (tmp_path / "run").iterdir()}
-    assert names - {f"worker-{rank}.log" for rank in range(3)} - {"metrics.jsonl"} == {"plan.json"}
+    assert names - {f"worker-{rank}.log" for rank in range(3)} - {"metrics.jsonl", "checkpoints"} == {
+        "plan.json", "options.json"
+    }  # fmt: skip
     if moment is _TRAINING:
         for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
             assert json.loads(line)["minibatches"] == 10

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from pd_format.data import DATA_HELP
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
-from pd_format.plan import Plan, read_plan
+from pd_format.plan import read_plan
 from pd_format.profile import PRECISIONS, PrecisionName
 from pd_format.versions import Mode
 from pd_train.check import (
@@ -34,6 +33,7 @@ from pd_train.evaluation import check_evaluation
 from pd_train.host import available_cores, available_memory_bytes
 from pd_train.metrics import METRICS, settle_metric
 from pd_train.options import OptimizerOptions, RunOptions
+from pd_train.run_folder import continue_run, make_run_folder, write_options
 
 __all__ = ["main"]
 
@@ -45,6 +45,7 @@ Examples:
   pd-train --plan plan.json --data digits --epochs 10 --target-accuracy 0.97
   pd-train --plan plan.json --metric perplexity --target-metric 4
   pd-train --plan plan.json --minibatches 100 --optimizer adam --lr 0.0003
+  pd-train --resume runs/NAME
   pd-train --plan plan.json --evaluate-only --init-from runs/NAME/model.pt
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
@@ -170,6 +171,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Where the run's files go, a new folder.  [default: runs/MODEL-DATE]",
 )
 @click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Go on with the run in this folder from its newest whole checkpoint, with the options that it was started "
+    "with. --plan may name another plan of the same model, as for fewer machines.",
+)
+@click.option(
     "--checkpoint-every",
     type=click.IntRange(min=1),
     help="Drain the pipeline for a checkpoint every so many minibatches of an epoch, rounded up so that all replicas "
@@ -191,7 +199,25 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Seconds that a worker may wait for another one that is alive.",
 )
 @click.version_option(package_name="pipedream", prog_name="pd-train")
-def main(
+def main(**given: Any) -> None:
+    """Train a model pipeline-parallel by a plan, one worker process a machine of the plan.
+
+    Writes metrics.jsonl, model.pt (an ordinary state dict), report.json and a log a worker.
+    """
+    if given["evaluate_only"]:
+        check_evaluation(given["init_from"])
+    with _failures_as_messages():
+        if given["resume"] is not None:
+            given = continue_run(given, click.get_current_context())
+        options = _settle(**given)
+        if not options.evaluate_only:
+            write_options(options.run_dir, {**given, "data": options.data, "threads": options.threads})
+        write_record(options.run_dir / "plan.json", options.plan)
+        _train(options, _remarks(options, given["checkpoint_every"]))
+
+
+def _settle(
+    *,
     plan_path: Path,
     data: str | None,
     epochs: int,
@@ -222,73 +248,85 @@ def main(
     device: str,
     measure_memory: bool,
     run_dir: Path | None,
+    resume: Path | None,
     checkpoint_every: int | None,
     keep: int,
     peer_timeout: float,
     stall_timeout: float,
-) -> None:
-    """Train a model pipeline-parallel by a plan, one worker process a machine of the plan.
+) -> RunOptions:
+    """What the run is, after all checks; makes its folder.
 
-    Writes metrics.jsonl, model.pt (an ordinary state dict), report.json and a log a worker.
+    Raises:
+        UserError: something does not fit.
     """
-    if evaluate_only:
-        check_evaluation(init_from)
-    with _failures_as_messages():
-        if not plan_path.exists():
-            raise UserError(f"--plan {plan_path}: there is no such file; make one with pd-plan, or name another.")
-        plan = read_plan(plan_path)
-        sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
-        if not evaluate_only:
-            check_purpose(plan)
-        mode = settle_mode(plan, Mode(weights, sync, flush, group))
-        precision = precision or plan.precision
-        if not evaluate_only:
-            check_precision(precision, mode)
-        check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
-        check_schedule(plan, mode)
-        if plan.inference or not evaluate_only:  # Else the plan's figures are for more than an evaluation holds.
-            check_memory(plan, mode, range(plan.workers), available_memory_bytes())
-        metric, target_metric = settle_metric(plan.task, metric, target_metric, target_accuracy)
-        data = data or plan.data
-        check_data(plan.task, data)
-        options = RunOptions(
-            plan=plan,
-            run_dir=_new_run_dir(run_dir, plan),
-            data=data,
-            epochs=epochs,
-            minibatches=minibatches,
-            optimizer=OptimizerOptions(
-                name=optimizer,
-                lr=_DEFAULT_LR[optimizer] if lr is None else lr,
-                momentum=momentum,
-                weight_decay=weight_decay,
-                lr_schedule=lr_schedule,
-                lr_scaling=lr_scaling,
-            ),
-            mode=mode,
-            clip_stage_norm=clip_stage_grad_norm,
-            clip_norm=clip_grad_norm,
-            precision=precision,
-            drop_last=drop_last,
-            loader_workers=loader_workers,
-            skip_corrupt=skip_corrupt,
-            threads=threads or max(1, available_cores() // plan.workers),
-            metric=metric,
-            target_metric=target_metric,
-            init_from=init_from,
-            evaluate_only=evaluate_only,
-            seed=seed,
-            device=device,
-            measure_memory=measure_memory,
-            checkpoint_every=None if checkpoint_every is None else checkpoint_interval(plan, mode, checkpoint_every),
-            keep=keep,
-            peer_timeout=peer_timeout,
-            stall_timeout=stall_timeout,
+    if not plan_path.exists():
+        raise UserError(f"--plan {plan_path}: there is no such file; make one with pd-plan, or name another.")
+    plan = read_plan(plan_path)
+    sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
+    if not evaluate_only:
+        check_purpose(plan)
+    mode = settle_mode(plan, Mode(weights, sync, flush, group))
+    precision = precision or plan.precision
+    if not evaluate_only:
+        check_precision(precision, mode)
+    check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
+    check_schedule(plan, mode)
+    if plan.inference or not evaluate_only:  # Else the plan's figures are for more than an evaluation holds.
+        check_memory(plan, mode, range(plan.workers), available_memory_bytes())
+    metric, target_metric = settle_metric(plan.task, metric, target_metric, target_accuracy)
+    data = data or plan.data
+    check_data(plan.task, data)
+    return RunOptions(
+        plan=plan,
+        run_dir=resume or make_run_folder(run_dir, plan.model.name),
+        data=data,
+        epochs=epochs,
+        minibatches=minibatches,
+        optimizer=OptimizerOptions(
+            name=optimizer,
+            lr=_DEFAULT_LR[optimizer] if lr is None else lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            lr_schedule=lr_schedule,
+            lr_scaling=lr_scaling,
+        ),
+        mode=mode,
+        clip_stage_norm=clip_stage_grad_norm,
+        clip_norm=clip_grad_norm,
+        precision=precision,
+        drop_last=drop_last,
+        loader_workers=loader_workers,
+        skip_corrupt=skip_corrupt,
+        threads=threads or max(1, available_cores() // plan.workers),
+        metric=metric,
+        target_metric=target_metric,
+        init_from=init_from,
+        evaluate_only=evaluate_only,
+        seed=seed,
+        device=device,
+        measure_memory=measure_memory,
+        checkpoint_every=None if checkpoint_every is None else checkpoint_interval(plan, mode, checkpoint_every),
+        keep=keep,
+        resume="no" if resume is None else "yes",
+        peer_timeout=peer_timeout,
+        stall_timeout=stall_timeout,
+    )
+
+
+def _remarks(options: RunOptions, checkpoint_every: int | None) -> Iterator[str]:
+    """What a person should know before the run starts."""
+    if not options.evaluate_only and (warning := optimizer_warning(options)) is not None:
+        yield warning
+    if (warning := precision_warning(options)) is not None:
+        yield warning
+    if checkpoint_every != options.checkpoint_every:
+        yield (
+            f"--checkpoint-every {checkpoint_every} is rounded up to {options.checkpoint_every}, so that every replica "
+            "takes part in every update"
         )
-        _train(options)
 
 
-def _train(options: RunOptions) -> None:
+def _train(options: RunOptions, remarks: Iterable[str]) -> None:
     from pd_train.display import open_display, print_evaluation_table, print_run_table
     from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded, RunStarted
     from pd_train.launch import launch
@@ -306,9 +344,8 @@ def _train(options: RunOptions) -> None:
 
     try:
         show(RunStarted(options.plan.config, options.plan.workers, options.threads, str(options.run_dir)))
-        for warning in (None if options.evaluate_only else optimizer_warning(options), precision_warning(options)):
-            if warning is not None:
-                show(Note(warning))
+        for remark in remarks:
+            show(Note(remark))
         launch(options, show)
     finally:
         display.close()
@@ -317,28 +354,6 @@ def _train(options: RunOptions) -> None:
         print_evaluation_table(options.plan, end, str(options.init_from), options.run_dir)
     else:
         print_run_table(options.plan, end, metrics, options.run_dir, options.target_metric)
-
-
-def _new_run_dir(wanted: Path | None, plan: Plan) -> Path:
-    """Make the run's folder and put the plan in it.
-
-    Raises:
-        UserError: it holds something already, or cannot be made.
-    """
-    path = wanted or Path("runs") / f"{plan.model.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        found = {each.name for each in path.iterdir()}
-        # A run that failed before its first epoch ended left nothing to lose: the same command works again.
-        logs = {name for name in found if name.startswith("worker-") and name.endswith(".log")}
-        if found - logs - {"plan.json"}:
-            raise UserError(f"--run-dir {path}: is not empty; name a new folder, so that no earlier run is lost.")
-        for name in logs:
-            (path / name).unlink()
-    except OSError as error:
-        raise UserError(f"--run-dir {path}: cannot be made ({error.strerror}); name another place.") from None
-    write_record(path / "plan.json", plan)
-    return path
 
 
 @contextlib.contextmanager

@@ -206,7 +206,7 @@ def _stop(workers: Sequence[_Worker]) -> None:
 
 def _clear_temporary(run_dir: Path) -> None:
     """Remove what a worker that was stopped had begun to write; nobody writes there any more."""
-    for begun in run_dir.glob(".*.tmp"):
+    for begun in run_dir.rglob(".*.tmp"):
         with contextlib.suppress(OSError):
             begun.unlink()
 
