@@ -587,3 +587,14 @@ def test_a_module_that_assigns_its_buffers_stays_whole() -> None:
     assert model[0].mean.device.type == "cpu"
     with pytest.raises(UserError, match=r"the forward of _Keeps assigns self\.mean"):
         chain_of(_Keeps())
+
+
+def test_naming_a_device_still_works_after_a_trace() -> None:
+    from torch.utils import _device
+
+    # As in a program that has not named a device before.
+    _device._device_constructors.cache_clear()
+    chain_of(_Makes())
+    with torch.device("meta"):
+        assert torch.zeros(1).is_meta
+        assert torch.randn(1).is_meta

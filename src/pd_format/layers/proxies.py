@@ -196,6 +196,10 @@ def recorded_functions(tracer: Recorder, model: nn.Module) -> Iterator[None]:
     spaces = [vars(sys.modules[name]) for name in files if name in sys.modules]
     spaces = [space for space in spaces if "isinstance" not in space]
     is_tensor = torch.is_tensor
+    # torch lists the functions that `with torch.device(...)` concerns at its first use, and keeps the list: had that
+    # come while they are replaced, the statement would do nothing for the rest of the process.
+    with torch.device("meta"):
+        torch.empty(0)
     try:
         torch.is_tensor = lambda value: traced_isinstance(value, torch.Tensor)  # type: ignore[assignment]
         for space in spaces:
