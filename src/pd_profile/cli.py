@@ -14,6 +14,7 @@ import click
 from pd_format.data import DATA_HELP, DataName, images_of, parse_data
 from pd_format.errors import UserError
 from pd_format.profile import PRECISIONS, PrecisionName
+from pd_profile.machines import MACHINES, Machine, parse_machine
 from pd_profile.options import (
     InputShape,
     ModelName,
@@ -41,6 +42,7 @@ Examples:
   pd-profile examples/digits_cnn.py:digits_cnn --data digits --minibatch-size 32
   pd-profile my_models.text:build --input-shape tokens=128:int64
   pd-profile net.py:build --input-shape 16 --loss torch.nn.functional:mse_loss
+  pd-profile vgg16 --minibatch-size 64 --estimate v100
 
 The time of a layer is that of its forward and its backward pass on one minibatch of random numbers, without the
 optimizer: the mean over the faster half of the minibatches measured, since other work on a machine only ever makes a
@@ -75,6 +77,10 @@ def _parse_loss(text: str | None) -> str | None:
     if text is not None and not (place and function.isidentifier()):
         raise ValueError(f"{text!r} names no function; expected path/file.py:function or package.module:function.")
     return text
+
+
+def _parse_estimate(text: str | None) -> Machine | None:
+    return None if text is None else parse_machine(text)
 
 
 def _parse_data(text: str) -> tuple[str, DataName]:
@@ -149,6 +155,15 @@ def _parse_data(text: str) -> tuple[str, DataName]:
     show_default=True,
     help="Where to run; auto takes the GPU if there is one.",
 )
+@click.option(
+    "--estimate",
+    "machine",
+    metavar="MACHINE",
+    callback=_parsed(_parse_estimate),
+    help="Measure nothing: compute what each layer would take on a machine that you do not have, in fp32. "
+    f"{', '.join(MACHINES)}, or its figures, as in peak_tflops=15.7,memory_gbps=900. docs/estimates.md says how far "
+    "off that may be.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's own choice, one a core]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For weights and inputs.")
 @click.option(
@@ -185,12 +200,15 @@ def _run(
     minibatch_size: int,
     shapes: Sequence[InputShape],
     device: str,
+    machine: Machine | None,
     threads: int | None,
     seed: int,
     task: str | None,
     precision: PrecisionName,
     output: Path | None,
 ) -> None:
+    if machine is not None:
+        _refuse_beside_estimate(precision)
     from pd_profile.profiling import Request, UnknownModel, profile_model
 
     request = Request(
@@ -204,6 +222,7 @@ def _run(
         precision=precision,
         images=images_of(data[1]),
         device=device,
+        machine=machine,
         threads=threads,
         seed=seed,
         output=output or Path("profiles") / f"{model.name}.json",
@@ -212,3 +231,18 @@ def _run(
         profile_model(request)
     except UnknownModel as error:
         raise click.BadParameter(str(error), param_hint="MODEL") from None
+
+
+def _refuse_beside_estimate(precision: PrecisionName) -> None:
+    """Refuse, beside --estimate, what says how to measure, and what there is no estimate of."""
+    context = click.get_current_context()
+    for name in ("minibatches", "device", "threads"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--{name} says how to measure, and --estimate measures nothing; leave out one of the two."
+            )
+    if precision != "fp32":
+        raise click.UsageError(
+            f"--precision {precision} can be measured only: --estimate knows what machines do in fp32. "
+            "Leave out one of the two."
+        )

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +43,12 @@ __all__ = [
     "CudaClock",
     "HostClock",
     "Loss",
+    "Marks",
     "Overhead",
     "Scope",
     "StepTimes",
     "clock_for",
+    "marked_step",
     "measure",
     "measure_overhead",
     "plain_step",
@@ -116,11 +118,77 @@ class Overhead:
 
 
 @dataclass(frozen=True)
+class Marks(Generic[StampT]):
+    """Where the parts of one step begin and end.
+
+    Attributes:
+        forward: of each layer, in chain order.
+        loss: it belongs to the last layer.
+        backward: of the parts of the backward pass, in the order in which they ran, with the layer of each; a layer
+            may have several.
+    """
+
+    forward: list[tuple[StampT, StampT]]
+    loss: tuple[StampT, StampT]
+    backward: list[tuple[StampT, StampT, int]]
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """One instrumented step, in milliseconds, an entry a layer in chain order."""
 
     forward_ms: list[float]
     backward_ms: list[float]
+
+
+def marked_step(
+    chain: Chain, inputs: Sequence[Tensor], loss: Loss, stamp: Callable[[], StampT], scope: Scope = nullcontext
+) -> Marks[StampT]:
+    """Run forward, loss and backward once, layer by layer, and mark where each layer's part begins and ends.
+
+    Gradients are left in the parameters.
+
+    Args:
+        stamp: marks the point that the work has come to.
+    """
+    last = len(chain.layers) - 1
+    forward: list[tuple[StampT, StampT]] = []
+    starts: list[tuple[StampT, int]] = []
+
+    def watcher(layer: int) -> Callable[[Sequence[Tensor]], None]:
+        def started(_: Sequence[Tensor]) -> None:
+            starts.append((stamp(), layer))
+
+        return started
+
+    walk = chain.walk(inputs)
+    # A layer that hands on what it was given, as Identity does, must not take over another layer's backward pass.
+    watched: set[Node] = set()
+    with scope():
+        while True:
+            begin = stamp()
+            try:
+                layer, values = next(walk)
+            except StopIteration as stop:
+                output = stop.value
+                break
+            forward.append((begin, stamp()))
+            for tensor in tensors_in(values):
+                node = tensor.grad_fn
+                if node is not None and node not in watched:
+                    watched.add(node)
+                    node.register_prehook(watcher(layer))
+            # The step must hold on to no more than a plain one does.
+            del values
+        total = loss(output)
+    turn = stamp()
+    if total.requires_grad:
+        total.backward()  # type: ignore[no-untyped-call]
+    end = stamp()
+    bars = [(turn, last), *starts] if total.requires_grad else []
+    ends = [*(each for each, _ in starts), end][: len(bars)]
+    backward = [(bar, until, layer) for (bar, layer), until in zip(bars, ends, strict=True)]
+    return Marks(forward, (begin, turn), backward)
 
 
 def timed_step(
@@ -136,52 +204,17 @@ def timed_step(
     Gradients are left in the parameters. A layer that no gradient reaches gets 0 backward.
     """
     overhead = overhead or Overhead()
-    last = len(chain.layers) - 1
-    forward: list[tuple[StampT, StampT]] = []
-    starts: list[tuple[StampT, int]] = []
-
-    def watcher(layer: int) -> Callable[[Sequence[Tensor]], None]:
-        def started(_: Sequence[Tensor]) -> None:
-            starts.append((clock.stamp(), layer))
-
-        return started
-
     clock.synchronize()
-    walk = chain.walk(inputs)
-    # A layer that hands on what it was given, as Identity does, must not take over another layer's backward pass.
-    watched: set[Node] = set()
-    with scope():
-        while True:
-            begin = clock.stamp()
-            try:
-                layer, values = next(walk)
-            except StopIteration as stop:
-                output = stop.value
-                break
-            forward.append((begin, clock.stamp()))
-            for tensor in tensors_in(values):
-                node = tensor.grad_fn
-                if node is not None and node not in watched:
-                    watched.add(node)
-                    node.register_prehook(watcher(layer))
-            # The step must hold on to no more than a plain one does.
-            del values
-        total = loss(output)
-    turn = clock.stamp()
-    if total.requires_grad:
-        total.backward()  # type: ignore[no-untyped-call]
-    end = clock.stamp()
+    marks = marked_step(chain, inputs, loss, clock.stamp, scope)
     clock.synchronize()
-
-    forward_ms = [max(0.0, clock.elapsed_ms(*pair) - overhead.forward_ms) for pair in forward]
-    forward_ms[last] += clock.elapsed_ms(begin, turn)
-    backward_ms = [0.0] * (last + 1)
-    if total.requires_grad:
-        bars = [(turn, last), *starts]
-        for (bar, layer), until in zip(bars, [*(stamp for stamp, _ in starts), end], strict=True):
-            backward_ms[layer] += clock.elapsed_ms(bar, until)
-        for _, layer in starts:
-            backward_ms[layer] = max(0.0, backward_ms[layer] - overhead.backward_ms)
+    forward_ms = [max(0.0, clock.elapsed_ms(*pair) - overhead.forward_ms) for pair in marks.forward]
+    forward_ms[-1] += clock.elapsed_ms(*marks.loss)
+    backward_ms = [0.0] * len(chain.layers)
+    for begin, end, layer in marks.backward:
+        backward_ms[layer] += clock.elapsed_ms(begin, end)
+    # The first part begins at the end of the loss, not at a watcher's call.
+    for _, _, layer in marks.backward[1:]:
+        backward_ms[layer] = max(0.0, backward_ms[layer] - overhead.backward_ms)
     return StepTimes(forward_ms, backward_ms)
 
 

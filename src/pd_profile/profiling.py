@@ -24,7 +24,9 @@ from pd_format.layers.factory import build_model
 from pd_format.layers.precision import get_precision
 from pd_format.layers.task import get_task
 from pd_format.profile import Device, InputSpec, PrecisionName, Profile
+from pd_profile.estimating import count_work, estimated_summary
 from pd_profile.inputs import choose_inputs, random_inputs
+from pd_profile.machines import Machine
 from pd_profile.measuring import (
     Clock,
     Loss,
@@ -38,11 +40,11 @@ from pd_profile.measuring import (
 )
 from pd_profile.options import InputShape, ModelName, Scalar
 from pd_profile.progress import show_progress
-from pd_profile.record import build_record, describe_device
+from pd_profile.record import build_record, describe_device, describe_machine
 from pd_profile.samples import Summary
 from pd_profile.shipped import SHIPPED
 from pd_profile.sizes import out_of_memory, stash_of
-from pd_profile.table import check_lines, table_lines
+from pd_profile.table import check_lines, estimate_lines, table_lines
 
 __all__ = ["Request", "UnknownModel", "profile_model"]
 
@@ -60,6 +62,7 @@ class Request:
     Attributes:
         images: of `data`, None where it says nothing of shapes.
         device: "auto", "cpu" or "cuda".
+        machine: what to estimate for; None to measure on `device`.
     """
 
     model: ModelName
@@ -72,20 +75,21 @@ class Request:
     precision: PrecisionName
     images: Images | None
     device: str
+    machine: Machine | None
     threads: int | None
     seed: int
     output: Path
 
 
 def profile_model(request: Request) -> None:
-    """Measure the model, write its profile and print the table.
+    """Measure the model, or estimate it, write its profile and print the table.
 
     Raises:
         UserError: anything that the user can mend, from an unknown name to too little memory.
     """
     _check_output(request.output)
     get_task(request.task)  # A wrong name is refused before the long part.
-    device = _device(request.device)
+    device = _device(request.device if request.machine is None else "cpu")
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     shipped = None if request.model.factory else SHIPPED.get(request.model.name)
@@ -107,9 +111,13 @@ def profile_model(request: Request) -> None:
     try:
         model.to(device)
         chain = build_chain(model, inputs)
-        described = describe_device(device)
+        described = describe_device(device) if request.machine is None else describe_machine(request.machine)
         _say(_opening(request.model.name, inputs, chain, described, request.precision))
-        summary, stash_bytes = _measured(request, model, chain, inputs, device)
+        if request.machine is None:
+            summary, stash_bytes = _measured(request, model, chain, inputs, device)
+        else:
+            works, stash_bytes = count_work(model, chain, inputs, get_task(request.task))
+            summary = estimated_summary(works, request.machine)
     except Exception as error:
         if not out_of_memory(error):
             raise
@@ -235,7 +243,10 @@ def _torchvision_factory(name: str) -> str:
 def _opening(name: str, inputs: tuple[InputSpec, ...], chain: Chain, device: Device, precision: PrecisionName) -> str:
     shapes = ", ".join(f"{spec.name} {'x'.join(map(str, spec.shape))} {spec.dtype}" for spec in inputs)
     where = f"on {device.kind} ({device.name}){'' if precision == 'fp32' else f', in {precision}'}"
-    return f"Profiling {name}, {len(chain.layers)} layers, {where}.\nInput: {shapes}."
+    doing = f"Profiling {name}"
+    if device.estimated:
+        doing, where = f"Estimating {name}", f"for {device.name}"
+    return f"{doing}, {len(chain.layers)} layers, {where}.\nInput: {shapes}."
 
 
 def _say(text: str) -> None:
@@ -247,7 +258,8 @@ def _show_result(profile: Profile, summary: Summary, chain: Chain, output: Path)
     for line in table_lines(profile, width):
         click.echo(line)
     click.echo()
-    for text in (*check_lines(summary), *chain.notes):
+    checks = estimate_lines(profile) if profile.device.estimated else check_lines(summary)
+    for text in (*checks, *chain.notes):
         click.echo(textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False))
     found_by_default = output.parent == Path("profiles")
     option = "" if found_by_default else f" --profile {output}"

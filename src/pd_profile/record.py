@@ -1,4 +1,4 @@
-"""Puts measured times, sizes and the chain together into the profile record (design, section 1)."""
+"""Puts times, sizes and the chain together into the profile record (design, section 1)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from pd_format.layers.chain import Chain
 from pd_format.layers.precision import get_precision
 from pd_format.profile import Device, InputSpec, LayerProfile, ModelSpec, PrecisionName, Profile
+from pd_profile.machines import Machine
 from pd_profile.options import Scalar
 from pd_profile.samples import Summary
 
-__all__ = ["build_record", "describe_device"]
+__all__ = ["build_record", "describe_device", "describe_machine"]
 
 
 def describe_device(device: torch.device) -> Device:
@@ -30,6 +31,11 @@ def describe_device(device: torch.device) -> Device:
         name=f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}",
         versions=versions,
     )
+
+
+def describe_machine(machine: Machine) -> Device:
+    """What the figures are estimated for."""
+    return Device(kind="cuda", name=machine.description, versions={"torch": torch.__version__}, estimated=True)
 
 
 def build_record(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pd_format.errors import UserError
 from pd_format.layers.chain import Chain
+from pd_format.layers.values import storage_key
 from pd_profile.measuring import Scope, untouched
 
 __all__ = ["out_of_memory", "stash_of"]
@@ -32,8 +33,8 @@ def stash_of(
     Raises:
         UserError: the model does not run on these inputs, or the device has too little memory.
     """
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    # Held until the end, so that no address is used twice.
+    own = {storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    # Held until the end, so that no key is used twice.
     saved: dict[int, Tensor] = {}
     sizes = [0] * len(chain.layers)
     layer = 0
@@ -41,11 +42,10 @@ def stash_of(
     def pack(tensor: Tensor) -> Tensor:
         # A saved result of a layer must not hold its own graph: that would be a cycle that nobody frees.
         bare = tensor.detach()
-        storage = bare.untyped_storage()
-        address = storage.data_ptr()
-        if address not in own and address not in saved:
-            saved[address] = bare
-            sizes[min(layer, len(sizes) - 1)] += storage.nbytes()
+        key = storage_key(bare)
+        if key not in own and key not in saved:
+            saved[key] = bare
+            sizes[min(layer, len(sizes) - 1)] += bare.untyped_storage().nbytes()
         return bare
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)

@@ -18,7 +18,7 @@ from pd_format.profile import LayerProfile, Profile
 from pd_format.units import format_bytes, format_ms
 from pd_profile.samples import Summary
 
-__all__ = ["BOUND", "check_lines", "readable_op", "table_lines"]
+__all__ = ["BOUND", "check_lines", "estimate_lines", "readable_op", "table_lines"]
 
 #: The sum over the layers should lie this close to the plain step, as a share of it.
 BOUND = 0.10
@@ -44,7 +44,9 @@ def table_lines(profile: Profile, width: int = 80) -> list[str]:
     # The same number of decimals in every row, so that the eye finds the large ones.
     decimals = 3 if forward + backward < 100 else 2 if forward + backward < 10_000 else 0
     rows: list[Sequence[str]] = [_HEADINGS]
-    rows += [(layer.name, readable_op(layer.op), *_figures(layer, decimals)) for layer in layers]
+    rows += [
+        (layer.name, readable_op(layer.op), *_figures(layer, decimals, profile.device.estimated)) for layer in layers
+    ]
     rows.append(
         (
             f"{len(layers)} layers",
@@ -85,18 +87,27 @@ def check_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def estimate_lines(profile: Profile) -> list[str]:
+    """That these figures were computed, what they add up to, and for which machine."""
+    total = sum(layer.compute_ms for layer in profile.layers)
+    return [
+        f"Estimated, not measured: {format_ms(total)} a minibatch on {profile.device.name}, by operations and bytes. "
+        "docs/estimates.md says how far off that was where it could be compared; measure where you can."
+    ]
+
+
 def readable_op(op: str) -> str:
     """What a layer does, without its arguments: `Conv2d(3, 64, kernel_size=(3, 3))` is `Conv2d`."""
     return re.split(r"[(\s]", op, maxsplit=1)[0].rpartition(".")[2]
 
 
-def _figures(layer: LayerProfile, decimals: int) -> Sequence[str]:
+def _figures(layer: LayerProfile, decimals: int, estimated: bool) -> Sequence[str]:
     time = layer.compute_ms
     spread = math.hypot(layer.forward_ms_std, layer.backward_ms_std)
     return (
         f"{layer.forward_ms:.{decimals}f}",
         f"{layer.backward_ms:.{decimals}f}",
-        f"{spread / time:.0%}" if time > 0 else "",
+        f"{spread / time:.0%}" if time > 0 and not estimated else "",
         format_bytes(layer.activation_bytes),
         format_bytes(layer.parameter_bytes),
     )
