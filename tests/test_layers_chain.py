@@ -283,7 +283,7 @@ def test_a_model_for_one_minibatch_size_only_is_split_and_the_size_reported() ->
 
 
 def test_inputs_that_the_model_fails_on_are_refused_with_the_place() -> None:
-    with pytest.raises(UserError, match=r"K2 fails on the inputs x \(5, 15\).* in a: RuntimeError"):
+    with pytest.raises(UserError, match=r"K2 fails on the inputs x \(5, 15\).* in layer a: RuntimeError"):
         chain_of(kit.K2(), x=torch.zeros(5, 15))
 
 

@@ -290,7 +290,7 @@ class _Tracer(fx.Tracer):
             except ModelFails as error:
                 if which:
                     raise _FixedBatch from error
-                raise ModelFails(f"in {label(node, result)}: {error}") from error
+                raise ModelFails(f"in layer {label(node, result)}: {error}") from error
             values.append(outcome.value)
             writes |= outcome.writes
             trusted = trusted and outcome.trusted
