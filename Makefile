@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test lint types check format bench clean
+.PHONY: help install demo test chaos lint types check format bench clean
 
 help: ## Say what there is
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,9 @@ demo: $(INSTALLED) ## Profile, plan and train a small network on real data with 
 
 test: $(INSTALLED) ## Run the tests
 	$(BIN)/python -m pytest
+
+chaos: $(INSTALLED) ## Kill workers at 50 random moments of one run; up to 15 minutes (KILLS=50 SEED=0)
+	timeout 900 $(BIN)/python -m pytest -m slow -s tests/test_restarts.py
 
 lint: $(INSTALLED) ## Look for mistakes and style, change nothing
 	$(BIN)/ruff check .

@@ -152,7 +152,7 @@ def test_a_plan_that_is_cut_off_is_refused(tmp_path: Path) -> None:
 
 def test_how_long_a_peer_may_be_silent_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[RunOptions] = []
-    monkeypatch.setattr("pd_train.cli._train", lambda options, remarks: runs.append(options))
+    monkeypatch.setattr("pd_train.cli._train", lambda options, *_: runs.append(options))
     path = write_plan(tmp_path)
     assert pd_train("--plan", path, "--run-dir", tmp_path / "a", "--peer-timeout", "2.5").exit_code == 0
     assert pd_train("--plan", path, "--run-dir", tmp_path / "b").exit_code == 0

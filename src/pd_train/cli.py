@@ -185,6 +185,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 )
 @click.option("--keep", type=click.IntRange(min=0), default=2, show_default=True, help="Old checkpoints to keep.")
 @click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Start again from the newest whole checkpoint when a worker is lost, at most so many times.",
+)
+@click.option(
     "--peer-timeout",
     type=click.FloatRange(min=0.1, max=3600),
     default=10.0,
@@ -213,7 +220,7 @@ def main(**given: Any) -> None:
         if not options.evaluate_only:
             write_options(options.run_dir, {**given, "data": options.data, "threads": options.threads})
         write_record(options.run_dir / "plan.json", options.plan)
-        _train(options, _remarks(options, given["checkpoint_every"]))
+        _train(options, _remarks(options, given["checkpoint_every"]), given["max_restarts"])
 
 
 def _settle(
@@ -251,6 +258,7 @@ def _settle(
     resume: Path | None,
     checkpoint_every: int | None,
     keep: int,
+    max_restarts: int,
     peer_timeout: float,
     stall_timeout: float,
 ) -> RunOptions:
@@ -326,10 +334,10 @@ def _remarks(options: RunOptions, checkpoint_every: int | None) -> Iterator[str]
         )
 
 
-def _train(options: RunOptions, remarks: Iterable[str]) -> None:
+def _train(options: RunOptions, remarks: Iterable[str], most_restarts: int) -> None:
     from pd_train.display import open_display, print_evaluation_table, print_run_table
     from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded, RunStarted
-    from pd_train.launch import launch
+    from pd_train.restarts import train
 
     ended: list[RunEnded | Evaluated] = []
     metrics: list[EpochMetrics] = []
@@ -346,7 +354,7 @@ def _train(options: RunOptions, remarks: Iterable[str]) -> None:
         show(RunStarted(options.plan.config, options.plan.workers, options.threads, str(options.run_dir)))
         for remark in remarks:
             show(Note(remark))
-        launch(options, show)
+        train(options, most_restarts, show)
     finally:
         display.close()
     (end,) = ended

@@ -65,6 +65,8 @@ class WorkerStatistics(NamedTuple):
     """See `pd_train.server.Server`."""
     peak_bytes: int | None
     """Memory held at the fullest; None where nobody counted."""
+    refused: int
+    """Messages that were of no use."""
     skipped_files: list[str]
     """See `pd_train.reading.Source`."""
 
@@ -154,6 +156,7 @@ class StageRunner:
             self._training_bytes,
             self._server.staleness,
             self._peak_bytes(),
+            self._links.refused,
             [] if self._source is None else self._source.skipped,
         )
 

@@ -29,9 +29,9 @@ class WorkerSetup:
     """Of its host."""
 
 
-def log_path(setup: WorkerSetup) -> Path:
-    """Where a worker's own words go."""
-    return setup.options.run_dir / f"worker-{setup.rank}.log"
+def log_path(setup: WorkerSetup, rank: int | None = None) -> Path:
+    """Where a worker's own words go, or those of another one of the run on its own host."""
+    return setup.options.run_dir / f"worker-{setup.rank if rank is None else rank}.log"
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Failed:
     """For the person."""
     consequence: bool = False
     """It only lost a peer: whatever ended the peer is the cause."""
+    lost: bool = False
+    """The process ended by itself: whatever ended it may not happen again."""
     see_log: bool = False
     """A fault of the program: the log holds the traceback."""
 

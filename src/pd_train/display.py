@@ -237,6 +237,10 @@ def run_table(
         by_stage = ", ".join(map(str, ended.skipped_by_stage or ()))
         text = f"{ended.skipped_updates}, gradients not finite; by stage {by_stage}"
         table.add_row("updates left out", text if ended.skipped_updates else "none")
+    if ended.restarts:
+        table.add_row("restarts", f"{ended.restarts}, {_seconds(ended.lost_seconds)} lost")
+    if ended.refused_messages:
+        table.add_row("refused messages", str(ended.refused_messages))
     table.add_row("files", str(run_dir))
     return table
 

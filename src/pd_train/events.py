@@ -112,6 +112,12 @@ class RunEnded:
     """Of these, those in which the stage's own gradients were not finite, which is often so in several stages."""
     loss_scale: float | None = None
     """At the end."""
+    restarts: int = 0
+    """How often the run was started again, by hand or by itself."""
+    lost_seconds: float = 0.0
+    """Between the checkpoints that it went on from, or its beginning, and going on."""
+    refused_messages: int = 0
+    """That were of no use to any worker: of another run, damaged, or from a stranger."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pd_train.events import Event
 from pd_train.options import RunOptions
 from pd_train.routing import place_of
 
-__all__ = ["Stopped", "launch"]
+__all__ = ["Stopped", "WorkerLost", "launch"]
 
 _MALLOC = {
     # Freed memory is kept and used again: page faults are what large messages cost most.
@@ -44,6 +44,10 @@ class Stopped(Exception):
     def __init__(self, signum: int) -> None:
         super().__init__(f"Stopped by {signal.Signals(signum).name}")
         self.signum = signum
+
+
+class WorkerLost(UserError):
+    """A worker went away, which another start of the run may well survive."""
 
 
 @dataclass
@@ -69,6 +73,7 @@ def launch(options: RunOptions, show: Callable[[Event], None]) -> None:
         show: takes the events that the display shows.
 
     Raises:
+        WorkerLost: a worker's process ended, or was heard of no more.
         UserError: a worker failed; the text gives the first cause.
         Stopped: SIGINT or SIGTERM arrived. No process is left in either case.
     """
@@ -175,7 +180,7 @@ def _death_of(worker: _Worker) -> Failed:
     how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
     if code == -signal.SIGKILL:
         how += ", by a person or by the system for lack of memory"
-    return Failed(f"the process (pid {worker.process.pid}) {how}", see_log=True)
+    return Failed(f"the process (pid {worker.process.pid}) {how}", see_log=True, lost=True)
 
 
 def _raise_first_cause(workers: Sequence[_Worker]) -> None:
@@ -186,7 +191,8 @@ def _raise_first_cause(workers: Sequence[_Worker]) -> None:
     failure = worker.failure
     assert failure is not None
     log = f" Its log: {log_path(worker.setup)}" if failure.see_log else ""
-    raise UserError(f"{worker.name}: {failure.text.rstrip('.')}.{log}")
+    kind = WorkerLost if failure.lost or failure.consequence else UserError
+    raise kind(f"{worker.name}: {failure.text.rstrip('.')}.{log}")
 
 
 def _stop(workers: Sequence[_Worker]) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from pd_train.loss_scale import LossScale
 from pd_train.measured import Measure
 from pd_train.metrics import METRICS, perplexity_of
 from pd_train.optimizers import learning_rate
-from pd_train.options import RunOptions, recorded
+from pd_train.options import RESTARTS, RunOptions, recorded
 from pd_train.scores import Result, ScoreBoard
 from pd_train.transport import Transport
 from pd_train.wire import Message
@@ -79,6 +80,7 @@ class Lead:
         self._expected_epochs = options.epochs if cap is None else min(options.epochs, -(-cap // whole))
         self._scores = ScoreBoard(inbox, self._expected_epochs, tell)
         self._segments = 0
+        self._lost_seconds = 0.0
         self._epochs: list[EpochMetrics] = []
         inbox.handle("saved", self._note_saved)
 
@@ -91,6 +93,7 @@ class Lead:
             start: what the run has behind it.
         """
         self._epochs = list(start.epochs)
+        self._lost_seconds = start.lost_seconds
         if start.skipped_by_stage:
             self._skipped_updates, self._skipped_by_stage = start.skipped_updates, list(start.skipped_by_stage)
         if start.position != START:
@@ -223,6 +226,7 @@ class Lead:
             epochs=tuple(self._epochs),
             scores=scores,
             seconds=seconds,
+            lost_seconds=self._lost_seconds,
             skipped_by_stage=tuple(self._skipped_by_stage),
             skipped_updates=self._skipped_updates,
             loss_scale=None if self._loss_scale is None else self._loss_scale.kept(),
@@ -265,6 +269,9 @@ class Lead:
             most_staleness=max(staleness, default=None),
             metric=self._metric.name,
             best_metric=self._metric.best(one.judged for one in self._epochs),
+            restarts=_lines(self._options.run_dir / RESTARTS),
+            lost_seconds=self._lost_seconds,
+            refused_messages=sum(one.refused for one in everyone),
             peak_memory_bytes=_peaks(self._options.plan, everyone),
             skipped_updates=None if self._loss_scale is None else self._skipped_updates,
             skipped_by_stage=None if self._loss_scale is None else tuple(self._skipped_by_stage),
@@ -301,6 +308,10 @@ class Lead:
             lambda: all(rank in left or rank in self._inbox.lost_peers for rank in others),
             lambda: "the other workers to end",
         )
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 
 
 def _peaks(plan: Plan, everyone: Sequence[WorkerStatistics]) -> tuple[int, ...] | None:

@@ -32,6 +32,11 @@ class Links:
         """Payload sent so far, of all kinds."""
         return sum(self._transport.sent_bytes.values())
 
+    @property
+    def refused(self) -> int:
+        """Messages that were of no use."""
+        return self._transport.refused
+
     def receive_forward(self, segment: int, minibatch: int) -> Any:
         """What crossed the cut before this stage."""
         before = self.place.before

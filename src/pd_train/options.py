@@ -10,7 +10,11 @@ from pd_format.plan import Plan
 from pd_format.profile import PrecisionName
 from pd_format.versions import Mode, StageVersions, stage_versions
 
-__all__ = ["LossScaling", "OptimizerOptions", "RunOptions", "recorded"]
+__all__ = ["RESTARTS", "LossScaling", "OptimizerOptions", "RunOptions", "recorded"]
+
+
+RESTARTS = "restarts.jsonl"
+"""In a run's folder: when and why it was started again, a line each time."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class RunOptions:
     """Old checkpoints that are kept besides the newest."""
     resume: Literal["no", "if possible", "yes"] = "no"
     """Whether to go on from the newest whole checkpoint in the run's folder."""
+    first_start: float = 0.0
+    """When this program started the run for the first time, in seconds since 1970."""
     peer_timeout: float = 10.0
     """Seconds of silence after which a peer counts as dead."""
     stall_timeout: float = 1800.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
@@ -68,9 +70,11 @@ def work(setup: WorkerSetup, connection: Connection) -> None:
         log.error("%s", error)
         launcher.tell(Failed(str(error)))
     except PeerLostError as error:
+        plan = setup.options.plan
+        where = f" on {plan.hosts[error.rank].address}" if plan.hosts else ""
         text = (
-            f"{error} ({place_of(setup.options.plan, error.rank)}): it has ended, or was silent for "
-            f"{setup.options.peer_timeout:g} s"
+            f"{error} ({place_of(plan, error.rank)}{where}): it has ended, or was silent for "
+            f"{setup.options.peer_timeout:g} s. Its log{where}: {log_path(setup, error.rank)}"
         )
         log.error("%s", text)
         launcher.tell(Failed(text, consequence=True))
@@ -260,7 +264,7 @@ def _resume(
                 f"{options.run_dir}: holds no checkpoint that is whole and fits the plan; train from the beginning "
                 "without --resume, in a new folder."
             )
-        return RunProgress()
+        return RunProgress(lost_seconds=time.time() - options.first_start)
     built.load(restored.state, sets.sets)
     server.shard().load(restored.slices)
     if setup.rank == 0:  # One worker counts for all, since the plan may have had others.
@@ -268,6 +272,8 @@ def _resume(
         runner.count_earlier(sum(one.sent_bytes for one in earlier), sum(one.training_bytes for one in earlier))
         notice(f"going on from checkpoint {restored.position.folder}")
     progress = RunProgress.of(restored.progress, len(options.plan.stages))
+    lost = time.time() - max(one.written for one in restored.records)
+    progress = dataclasses.replace(progress, lost_seconds=progress.lost_seconds + max(0.0, lost))
     if loss_scale is not None and progress.loss_scale is not None:
         loss_scale.load(progress.loss_scale)
     return progress

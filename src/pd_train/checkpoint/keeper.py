@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -64,6 +65,7 @@ class Keeper:
             "stage": place.stage.index,
             "replica": place.replica,
             "rank": place.rank,
+            "written": time.time(),
             "sent_bytes": sent,
             "training_bytes": training,
         }

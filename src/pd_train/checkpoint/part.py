@@ -107,6 +107,8 @@ class PartRecord(Record):
     """Of the optimizer's shard: see `Range`."""
     has_progress: bool
     """Whether the run's own counters and metrics are in it."""
+    written: float
+    """When, in seconds since 1970."""
     sent_bytes: Whole
     """By this worker, from the start of the run."""
     training_bytes: Whole

@@ -26,6 +26,8 @@ class RunProgress:
     """Of the minibatches of the epoch that is not."""
     seconds: float = 0.0
     """That these took."""
+    lost_seconds: float = 0.0
+    """Between a checkpoint and going on from it."""
     skipped_by_stage: tuple[int, ...] = ()
     """Updates left out under float16, and at which stages gradients were not finite."""
     skipped_updates: int = 0
@@ -40,6 +42,7 @@ class RunProgress:
             "losses": torch.tensor([score.loss for score in self.scores], dtype=torch.float64),
             "samples": torch.tensor([score.samples for score in self.scores], dtype=torch.int64),
             "seconds": self.seconds,
+            "lost_seconds": self.lost_seconds,
             "skipped_by_stage": self.skipped_by_stage,
             "skipped_updates": self.skipped_updates,
             "loss_scale": self.loss_scale,
@@ -55,6 +58,7 @@ class RunProgress:
             epochs=tuple(EpochMetrics(**one) for one in plain["epochs"]),
             scores=tuple(Score(loss, None, samples) for loss, samples in scores),
             seconds=plain["seconds"],
+            lost_seconds=plain["lost_seconds"],
             # Another plan has other stages; what was left out by the old ones belongs to none of them.
             skipped_by_stage=tuple(skipped) if len(skipped) == stages else (0,) * stages,
             skipped_updates=plain["skipped_updates"],
