@@ -118,19 +118,25 @@ def test_what_would_only_happen_again_is_not_tried_again(tmp_path: Path) -> None
 def test_fifty_kills_at_random_moments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`make chaos`."""
     kills, seed = int(os.environ.get("KILLS", "50")), int(os.environ.get("SEED", "0"))
-    changes: dict[str, Any] = {"epochs": kills, "peer_timeout": 2.0, "keep": 2}
+    changes: dict[str, Any] = {"epochs": 12 * kills, "peer_timeout": 2.0, "keep": 2}
     train_watched(options_of(tmp_path / "alone", "2-1-1", **changes), 0)
     draw = random.Random(seed)
     over = threading.Event()
-    killed = []
+    sent: list[int] = []
 
     def kill() -> None:
-        while len(killed) < kills and not over.wait(draw.uniform(0.0, 2.5)):
-            workers = workers_now()
-            if workers:
-                number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
-                os.kill(draw.choice(workers), number)
-                killed.append(number)
+        before: set[int] = set()
+        while len(sent) < kills:
+            # Of a new start only, whose processes may have been there for no time at all.
+            while not (workers := set(workers_now())) or workers & before:
+                if over.wait(0.01):
+                    return
+            if over.wait(draw.uniform(0.0, 3.0)):
+                return
+            before = set(workers_now())
+            if before:
+                sent.append(draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+                os.kill(draw.choice(sorted(before)), sent[-1])
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -142,8 +148,9 @@ def test_fifty_kills_at_random_moments(tmp_path: Path, capsys: pytest.CaptureFix
         killer.join()
     assert_same(tmp_path / "run", tmp_path / "alone")
     (ended,) = [event for event in events if isinstance(event, RunEnded)]
+    assert ended.restarts == len(sent) == kills
     with capsys.disabled():
         print(
-            f"\n{len(killed)} signals ({killed.count(signal.SIGSTOP)} of them SIGSTOP), {ended.restarts} restarts, "
+            f"\n{kills} signals ({sent.count(signal.SIGSTOP)} of them SIGSTOP), {ended.restarts} restarts, "
             f"{time.monotonic() - start:.0f} s in all, {ended.lost_seconds:.0f} s lost; the same bits as alone"
         )

@@ -493,3 +493,46 @@ def test_when_pd_train_itself_is_killed_its_workers_end(tmp_path: Path) -> None:
         assert len(watched) >= 3
         program.process.kill()
         assert_end(watched)
+
+
+# Going on with a run
+
+
+def test_a_run_goes_on_with_the_options_that_it_was_started_with(tmp_path: Path) -> None:
+    path = write_plan(tmp_path, "1-1", "numbers_17")
+    run = tmp_path / "run"
+    assert pd_train("--plan", path, "--run-dir", run, "--optimizer", "adam", "--lr", 0.003).exit_code == 0
+    first = (run / "metrics.jsonl").read_text()
+    result = pd_train("--resume", run, "--epochs", 2)
+    assert result.exit_code == 0, result.output
+    assert "going on from checkpoint epoch-0001" in result.stdout
+    assert re.search(r"restarts +│ 1, ", result.stdout)
+    assert (run / "metrics.jsonl").read_text().startswith(first)
+    report = json.loads((run / "report.json").read_text())
+    assert report["epochs"] == 2
+    assert report["options"]["optimizer"]["lr"] == 0.003
+    for arguments, message in (
+        (["--lr", 0.1], r"--lr 0\.1: the run in .* was started with 0\.003, and its numbers depend on it"),
+        (["--checkpoint-every", 3], "--checkpoint-every 3: the run in .* was started with None"),
+        (["--run-dir", "other"], "leave out --run-dir"),
+        (["--init-from", "w.pt"], "leave out --init-from"),
+    ):
+        assert_refused(pd_train("--resume", run, *arguments), message)
+
+
+def test_a_folder_without_a_run_cannot_go_on(tmp_path: Path) -> None:
+    assert_refused(pd_train("--resume", tmp_path), "holds no run .* name the folder of a run")
+
+
+def test_a_run_cannot_go_on_with_another_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert pd_train("--plan", write_plan(tmp_path), "--run-dir", run, "--minibatches", 1).exit_code == 0
+    other = edit(write_plan(tmp_path), lambda plan: plan["model"].update(fingerprint="0" * 64))
+    assert_refused(pd_train("--resume", run, "--plan", other), "and the run in .* trains test or another version")
+
+
+def test_checkpoints_come_at_multiples_of_the_replicas(tmp_path: Path) -> None:
+    path = write_plan(tmp_path, "2-1", "numbers_17")
+    result = pd_train("--plan", path, "--run-dir", tmp_path / "run", "--checkpoint-every", 1)
+    assert result.exit_code == 0, result.output
+    assert "--checkpoint-every 1 is rounded up to 2, so that every replica" in " ".join(result.stdout.split())
