@@ -102,13 +102,29 @@ def _process_context() -> Any:
     context.set_forkserver_preload(["__main__", "pd_train.preload"])
     # Ctrl-C reaches every process of the terminal: it must not break these two off with a traceback while they start.
     # A blocked signal stays blocked in a child, and waits for the parent; the tracker unblocks it, so it goes first.
-    multiprocessing.resource_tracker.ensure_running()
+    with _quiet_tracker():
+        multiprocessing.resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return context
+
+
+@contextlib.contextmanager
+def _quiet_tracker() -> Iterator[None]:
+    """The tracker started here cleans up without a word after workers that were stopped while they loaded data."""
+    before = os.environ.get("PYTHONWARNINGS")
+    quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _listen_at(plan: Plan, rank: int) -> tuple[str, int]:

@@ -190,9 +190,9 @@ class ReadAhead(_Noting):
             found = next(self._minibatches)
         except RuntimeError as error:  # What torch raises when a process has gone.
             raise UserError(
-                f"Loading data in processes of their own failed: {str(error).splitlines()[0]}. A process that the "
-                f"system ends as a rule lacks memory, or shared memory{_shared_memory_text()}; try a smaller "
-                f"--loader-workers than {self._processes}, or 0. The worker's log may say more."
+                f"Loading data in processes of their own failed: {str(error).splitlines()[0]}. One that ended was as a "
+                f"rule ended by the system for lack of memory, or of shared memory{_shared_memory_text()}; try fewer "
+                f"than {self._processes} with --loader-workers, or 0. The worker's log may say more."
             ) from error
         if isinstance(found, _Failure):
             raise found.error from _InLoaderProcess(found.trace)
