@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import select
@@ -26,6 +27,7 @@ from pd_format.versions import Mode
 from pd_train.course import Course, Key
 from pd_train.data import Minibatch, MinibatchLoader
 from pd_train.events import Event, Note, Progress
+from pd_train.host import shared_memory_bytes
 from pd_train.launch import launch
 from pd_train.options import RunOptions
 from pd_train.reading import Direct, ReadAhead, loader_workers
@@ -83,21 +85,34 @@ def test_together_replicas_load_every_minibatch_once(replicas: int, flush: int |
     assert found == sorted(COURSE.after(True, 0, 0))
 
 
+MB = 1_000_000
+
+
 @pytest.mark.parametrize(
-    ("wanted", "data", "cores", "expected"),
+    ("wanted", "data", "cores", "shared", "expected"),
     [
-        (None, "imagefolder:x", 16, 4),
-        (None, "imagefolder:x", 3, 2),
-        (None, "cifar10:x", 1, 0),
-        (None, "mnist:x", 16, 0),
-        (None, "digits", 16, 0),
-        (None, "mine.py:load", 16, 0),
-        (3, "mine.py:load", 1, 3),
-        (0, "imagefolder:x", 16, 0),
+        (None, "imagefolder:x", 16, math.inf, 4),
+        (None, "imagefolder:x", 3, math.inf, 2),
+        (None, "imagefolder:x", 1, math.inf, 0),
+        # A minibatch of 10 MB, two of them for each process, in half of the memory.
+        (None, "imagefolder:x", 16, 64 * MB, 1),
+        (None, "imagefolder:x", 16, 39 * MB, 0),
+        (None, "cifar10:x", 16, math.inf, 0),
+        (None, "digits", 16, math.inf, 0),
+        (None, "mine.py:load", 16, math.inf, 0),
+        (3, "mine.py:load", 1, 0, 3),
+        (0, "imagefolder:x", 16, math.inf, 0),
     ],
 )
-def test_data_in_memory_needs_no_processes(wanted: int | None, data: str, cores: int, expected: int) -> None:
-    assert loader_workers(wanted, data, cores) == expected
+def test_files_are_read_by_as_many_processes_as_there_is_room_for(
+    wanted: int | None, data: str, cores: int, shared: float, expected: int
+) -> None:
+    assert loader_workers(wanted, data, cores, 10 * MB, shared) == expected
+
+
+def test_shared_memory_without_a_limit_is_infinite(tmp_path: Path) -> None:
+    assert shared_memory_bytes(tmp_path / "no") == math.inf
+    assert 0 < shared_memory_bytes(tmp_path) < math.inf
 
 
 def loaders_of(data: str, **changes: Any) -> tuple[MinibatchLoader, MinibatchLoader]:

@@ -127,7 +127,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     "--loader-workers",
     type=click.IntRange(min=0),
     help="Processes that load data ahead of each worker of the first stage; no number depends on it.  [default: up to "
-    "4, within the cores of a worker, for data sets that are read sample by sample; 0 for data in memory]",
+    "4, within the cores of a worker and its shared memory, for image folders; 0 for all else]",
 )
 @click.option(
     "--skip-corrupt",

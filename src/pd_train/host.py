@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_cores", "available_memory_bytes"]
+__all__ = ["available_cores", "available_memory_bytes", "shared_memory_bytes"]
 
 
 def available_cores() -> int:
@@ -24,6 +25,15 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
     """
     figures = [_host_memory_bytes(root), *_cgroup_memory_bytes(root)]
     return min((figure for figure in figures if figure is not None), default=None)
+
+
+def shared_memory_bytes(place: Path = Path("/dev/shm")) -> float:
+    """Free memory that processes on this host can share; infinite where the system sets no limit of its own."""
+    try:
+        free = os.statvfs(place)
+    except (OSError, AttributeError):
+        return math.inf
+    return free.f_bavail * free.f_frsize
 
 
 def _host_memory_bytes(root: Path) -> int | None:

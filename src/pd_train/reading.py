@@ -10,8 +10,8 @@ copied into them, neither sockets nor threads nor a GPU.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -29,8 +29,10 @@ from torch.utils.data import DataLoader, Dataset
 from pd_format.data import images_of, parse_data
 from pd_format.errors import UserError
 from pd_format.layers.factory import load_function
+from pd_format.units import format_bytes
 from pd_train.course import Course, Key
 from pd_train.data import Minibatch, MinibatchLoader
+from pd_train.host import shared_memory_bytes
 from pd_train.options import RunOptions
 from pd_train.routing import Place
 
@@ -42,8 +44,6 @@ Loaders = tuple[MinibatchLoader, MinibatchLoader]
 
 MOST_BY_DEFAULT = 4
 """Loader processes of a worker where nobody says how many."""
-
-_MADE_ONE_BY_ONE = frozenset({"imagefolder", "cifar10", "cifar100"})
 
 AHEAD = 2
 """Minibatches that each process reads ahead."""
@@ -180,6 +180,8 @@ class ReadAhead(_Noting):
                 "holds (functions must have a name in a module, files be opened when a sample is read), or train with "
                 "--loader-workers 0."
             ) from error
+        except (RuntimeError, OSError) as error:
+            raise self._lost(error) from error
 
     def load(self, key: Key) -> Minibatch:
         assert self._minibatches is not None
@@ -189,14 +191,19 @@ class ReadAhead(_Noting):
         try:
             found = next(self._minibatches)
         except RuntimeError as error:  # What torch raises when a process has gone.
-            raise UserError(
-                f"Loading data in processes of their own failed: {str(error).splitlines()[0]}. One that ended was as a "
-                f"rule ended by the system for lack of memory, or of shared memory{_shared_memory_text()}; try fewer "
-                f"than {self._processes} with --loader-workers, or 0. The worker's log may say more."
-            ) from error
+            raise self._lost(error) from error
         if isinstance(found, _Failure):
             raise found.error from _InLoaderProcess(found.trace)
         return self._note(found)
+
+    def _lost(self, error: Exception) -> UserError:
+        free = shared_memory_bytes()
+        shared = "" if math.isinf(free) else f" (/dev/shm has {format_bytes(free)} free)"
+        return UserError(
+            f"Loading data in processes of their own failed: {str(error).splitlines()[0]}. As a rule memory is "
+            f"lacking, or shared memory{shared}; try fewer than {self._processes} with --loader-workers, or 0. "
+            "The worker's log may say more."
+        )
 
     def close(self) -> None:
         # The last reference to torch's iterator ends its processes and waits for them.
@@ -206,17 +213,22 @@ class ReadAhead(_Noting):
         self._loader = None
 
 
-def loader_workers(wanted: int | None, data: str, cores: int) -> int:
+def loader_workers(wanted: int | None, data: str, cores: int, minibatch_bytes: int, shared_bytes: float) -> int:
     """How many loader processes a worker gets.
 
     Args:
-        wanted: what the person asked for; None for a few where samples of `data` are made one by one, and none where
-            they lie in memory or come from a function, which may hold what no other process can have.
+        wanted: what the person asked for; None for a few where samples of `data` are read from files one by one, and
+            none where they lie in memory or come from a function, which may hold what no other process can have.
         cores: for each worker of this host; one is left to the worker itself.
+        minibatch_bytes: of the model's inputs.
+        shared_bytes: free shared memory for each worker of this host; half of it is left alone.
     """
     if wanted is not None:
         return wanted
-    return max(0, min(MOST_BY_DEFAULT, cores - 1)) if parse_data(data).kind in _MADE_ONE_BY_ONE else 0
+    if parse_data(data).kind != "imagefolder":
+        return 0
+    room = shared_bytes / 2 / (AHEAD * max(1, minibatch_bytes))
+    return max(0, min(MOST_BY_DEFAULT, cores - 1, math.floor(min(room, MOST_BY_DEFAULT))))
 
 
 def open_source(
@@ -329,10 +341,3 @@ class _InLoaderProcess(Exception):
 
     def __str__(self) -> str:
         return f"in a loader process:\n{self.args[0]}"
-
-
-def _shared_memory_text() -> str:
-    with contextlib.suppress(OSError, AttributeError):
-        free = os.statvfs("/dev/shm")
-        return f" (/dev/shm has {free.f_bavail * free.f_frsize >> 20} MiB free)"
-    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pd_format.errors import UserError
+from pd_format.layers.inputs import dtype_of
 from pd_format.layers.precision import get_precision
 from pd_format.layers.task import Task, get_task
 from pd_format.layers.values import tensors_in
@@ -34,7 +36,7 @@ from pd_train.data import MinibatchLoader
 from pd_train.datasets.loading import load_datasets
 from pd_train.engine import TorchEngine
 from pd_train.events import Event, Note
-from pd_train.host import available_cores
+from pd_train.host import available_cores, shared_memory_bytes
 from pd_train.inbox import Inbox, PeerLostError, StallError
 from pd_train.lead import Lead, follow, part_with
 from pd_train.links import Links
@@ -117,7 +119,7 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
     options = setup.options
     torch.set_num_threads(options.threads)
     device = _choose_device(options.device, setup.local_index)
-    processes = loader_workers(options.loader_workers, options.data, available_cores() // options.plan.workers)
+    processes = _loader_workers(options)
     if place.before is None and processes:
         prepare_processes(options.data)
     # A run that goes on takes its weights from the checkpoint; the file that it began with may be gone.
@@ -377,6 +379,13 @@ def _open_data(
     if METRICS[options.metric].from_predictions:
         measure = measure_of(datasets[1], options.data, options.metric, task, plan.task)
     return (loaders[0], loaders[-1]), measure
+
+
+def _loader_workers(options: RunOptions) -> int:
+    workers = options.plan.workers
+    minibatch_bytes = sum(math.prod(spec.shape) * dtype_of(spec).itemsize for spec in options.plan.inputs)
+    cores, shared = available_cores() // workers, shared_memory_bytes() / workers
+    return loader_workers(options.loader_workers, options.data, cores, minibatch_bytes, shared)
 
 
 def _log_to_file(setup: WorkerSetup, place: Place) -> None:
