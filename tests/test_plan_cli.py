@@ -503,3 +503,16 @@ def test_a_fresh_interpreter_imports_neither_torch_nor_the_network(folder: Path)
 def test_help_has_an_example_and_version_a_number() -> None:
     assert "pd-plan --machines 8 --bandwidth 10gbps" in succeed("--help")
     assert re.fullmatch(r"pd-plan, version \d+\.\d+\.\d+\S*\n", succeed("--version").replace("main,", "pd-plan,"))
+
+
+def test_hosts_go_into_the_plan_and_say_how_many_machines_there_are(folder: Path) -> None:
+    (folder / "hosts").write_text("node1 slots=2\n10.0.0.2\n")
+    succeed("--bandwidth", "1gbps", "--hosts", "hosts", "--strategy", "data-parallel")
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["machines"] == 3
+    assert [(host["address"], host["port"]) for host in plan["hosts"]] == [
+        ("node1", 29600), ("node1", 29601), ("10.0.0.2", 29600)
+    ]  # fmt: skip
+    said = fail(1, "--bandwidth", "1gbps", "--hosts", "a,b", "--machines", "3", "--strategy", "data-parallel")
+    assert "have 2 slots, and the plan has 3 workers" in " ".join(said.split())
+    fail(2, "--bandwidth", "1gbps", "--hosts", "t-{rank}.t")

@@ -33,6 +33,11 @@ class HostSlots(NamedTuple):
     port: int
     """Of its first worker."""
 
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it stands for a host for each worker, whose name holds the worker's rank."""
+        return "{rank}" in self.address
+
 
 def read_hosts(text: str) -> list[HostSlots]:
     """Read what `--hosts` was given: the path of a host file, or the list itself.
@@ -57,7 +62,7 @@ def place_workers(hosts: Sequence[HostSlots], workers: int) -> tuple[Host, ...]:
     Raises:
         UserError: there are fewer slots than workers.
     """
-    if len(hosts) == 1 and "{rank}" in hosts[0].address:
+    if hosts[0].is_pattern:
         pattern = hosts[0]
         return tuple(Host(address=pattern.address.replace("{rank}", str(r)), port=pattern.port) for r in range(workers))
     placed = [
@@ -116,7 +121,7 @@ def _merge(hosts: Sequence[HostSlots], place: str) -> list[HostSlots]:
     """A host that stands there several times takes as many workers more."""
     merged: dict[str, HostSlots] = {}
     for host in hosts:
-        if "{rank}" in host.address and len(hosts) > 1:
+        if host.is_pattern and len(hosts) > 1:
             raise UserError(f"{place}: a pattern with {{rank}} stands for all hosts; leave the others out.")
         before = merged.get(host.address)
         if before is None:

@@ -13,6 +13,7 @@ from pd_format.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pd_format.hosts import HostSlots
     from pd_format.plan import Plan
     from pd_format.profile import Profile
     from pd_plan.planner import Decision
@@ -114,6 +115,12 @@ class Config(click.ParamType):  # type: ignore[type-arg]
     type=click.IntRange(min=1, max=1_000_000),
     metavar="number",
     help="Machines there are, for one worker each. With --config: the sum of its replicas unless given.",
+)
+@click.option(
+    "--hosts",
+    metavar="hosts",
+    help="Where the workers will run, written into the plan: a host file (lines like 'node1 slots=2'), a list like "
+    "node1,node2:29700, or a pattern with {rank}. Gives --machines unless that is given.",
 )
 @click.option(
     "--bandwidth",
@@ -229,6 +236,7 @@ class Config(click.ParamType):  # type: ignore[type-arg]
 def main(
     profile_path: Path | None,
     machines: int | None,
+    hosts: str | None,
     bandwidth: float,
     strategy: str,
     config: tuple[int, ...] | None,
@@ -251,6 +259,12 @@ def main(
     Layers become consecutive stages, a stage runs on one machine or is replicated on several. Prints the plan
     beside the usual alternatives and writes it to a file.
     """
+    try:
+        places = _hosts(hosts)
+    except UserError as error:
+        raise click.ClickException(str(error)) from None
+    if machines is None and config is None and places is not None:
+        machines = sum(place.slots for place in places if not place.is_pattern) or None
     machines = _machines(machines, strategy, config)
     if recompute and memory is None:
         raise click.UsageError("--recompute costs time to save memory; say with --memory how much there is.")
@@ -266,7 +280,19 @@ def main(
     options |= {"memory_bytes": memory, "optimizer": optimizer, "recompute": recompute}
     questions = _Questions(sweep, robustness, seed, as_json)
     try:
-        _plan(profile_path, machines, bandwidth, strategy, config, cost_model, options, questions, timeline, output)
+        _plan(
+            profile_path,
+            machines,
+            bandwidth,
+            strategy,
+            config,
+            cost_model,
+            options,
+            questions,
+            timeline,
+            places,
+            output,
+        )
     except UserError as error:
         raise click.ClickException(str(error)) from None
 
@@ -278,6 +304,15 @@ class _Questions(NamedTuple):
     robustness: float | None
     seed: int
     as_json: bool
+
+
+def _hosts(text: str | None) -> list[HostSlots] | None:
+    """What --hosts names."""
+    if text is None:
+        return None
+    from pd_format.hosts import read_hosts
+
+    return read_hosts(text)
 
 
 def _machines(machines: int | None, strategy: str, config: tuple[int, ...] | None) -> int:
@@ -310,6 +345,7 @@ def _plan(
     options: dict[str, Any],
     questions: _Questions,
     timeline: str | None,
+    hosts: list[HostSlots] | None,
     output: Path,
 ) -> None:
     # Imported here: --help and a mistyped option need neither numpy nor pydantic.
@@ -329,6 +365,11 @@ def _plan(
     try:
         decision = decide(profile, machines, bandwidth, strategy, config, cost_model=cost_model, **options)
         rival = duplex_rival(profile, decision, **options)
+        if hosts is not None:
+            from pd_format.hosts import place_workers
+
+            places = place_workers(hosts, decision.plan.workers)
+            decision = decision._replace(plan=decision.plan.model_copy(update={"hosts": places}))
     except UserError as error:
         raise UserError(f"{profile_path}: {error}") from None
     # What programs read goes alone to the standard output.
