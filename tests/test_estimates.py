@@ -274,3 +274,41 @@ def test_a_failing_step_is_no_failure_of_the_counter() -> None:
     chain = build_chain(model, [spec(5, 16)])
     with pytest.raises(UserError, match="cannot be estimated"):
         count_work(model, chain, [spec(5, 8)], get_task("classification"))
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.cell, self.out = kind(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.cell(x)[0])
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_a_recurrent_layer_is_one_operation_and_keeps_its_gates(kind: type[nn.RNNBase], gates: int) -> None:
+    layers, stash_bytes = counted(_Recurrent(kind), spec(5, 30, 8))
+    # What else runs makes the first state.
+    (work,) = (work for work in layers[0].forward if work.flops)
+    assert (work.kind, work.flops) == (Kind.PRODUCT, 2 * 5 * 30 * gates * 16 * (8 + 16))
+    assert max(work.flops for work in layers[0].backward) == 2 * work.flops
+    # Its input, its output, and of each step the gates and the cell; states of one step besides.
+    steps = 5 * 30 * FLOAT
+    assert stash_bytes[0] == pytest.approx(steps * (8 + 16 + (gates + 1) * 16), rel=0.05)
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.out = nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(nn.functional.scaled_dot_product_attention(*self.inputs(x).chunk(3, dim=-1)))
+
+
+def test_an_attention_is_one_operation_and_stores_no_matrix() -> None:
+    layers, stash_bytes = counted(_Attention(), spec(2, 100, 8))
+    place = next(place for place, layer in enumerate(layers) if layer.forward and layer.forward[0].flops == 640_000)
+    assert layers[place].forward == (Work(Kind.PRODUCT, False, 2 * 2 * 2 * 100 * 100 * 8, 4 * 2 * 100 * 8 * FLOAT),)
+    assert max(work.flops for work in layers[place].backward) == 2.5 * 640_000
+    assert sum(stash_bytes) < 2 * 100 * 100 * FLOAT

@@ -6,7 +6,9 @@ given and returns, each once. It sees what torch itself runs, forward and backwa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -19,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pd_format.layers.values import storage_key, tensors_in
 
-__all__ = ["Counter", "Kind", "Work"]
+__all__ = ["Counter", "Kind", "Work", "bytes_of"]
 
 
 class Kind(Enum):
@@ -58,6 +60,15 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         #: In the order in which they ran; what only makes a view, or room, does no work.
         self.works: list[Work] = []
+
+    @contextmanager
+    def apart(self) -> Iterator[list[Work]]:
+        """Record what runs meanwhile in a list of its own."""
+        before, self.works = self.works, []
+        try:
+            yield self.works
+        finally:
+            self.works = before
 
     def __torch_dispatch__(
         self, function: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -100,20 +111,21 @@ def _moved(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: obj
     """Bytes read and written; what is changed in place counts as both."""
     given, made = list(tensors_in((args, kwargs))), list(tensors_in(result))
     if name in _PICK:
-        return _distinct(given[1:]) + 2 * _distinct(made)
+        return bytes_of(given[1:]) + 2 * bytes_of(made)
     # Batch normalisation reads all that it is given for its statistics first, and then again.
     passes = 2 if "batch_norm" in name else 1
-    return passes * _distinct(given) + _distinct(made)
+    return passes * bytes_of(given) + bytes_of(made)
 
 
-def _distinct(tensors: Sequence[Tensor]) -> int:
-    """Bytes of tensors, those of the same memory once; an expanded one has no more than its memory."""
-    sizes: dict[int, int] = {}
-    for tensor in tensors:
-        size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-        key = storage_key(tensor)
-        sizes[key] = max(size, sizes.get(key, 0))
-    return sum(sizes.values())
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Bytes of tensors; one that is there twice counts once, and views of one memory never for more than that has."""
+    views = {(storage_key(each), each.storage_offset(), each.size(), each.stride()): each for each in tensors}
+    sizes: dict[int, int] = defaultdict(int)
+    rooms: dict[int, int] = {}
+    for (key, *_), tensor in views.items():
+        sizes[key] += tensor.numel() * tensor.element_size()
+        rooms[key] = tensor.untyped_storage().nbytes()
+    return sum(min(size, rooms[key]) for key, size in sizes.items())
 
 
 def _kind(name: str, args: tuple[Any, ...], flops: int) -> Kind:

@@ -19,6 +19,7 @@ from pd_format.layers.chain import Chain
 from pd_format.layers.task import Task
 from pd_format.profile import InputSpec
 from pd_profile.counting import Counter, Work
+from pd_profile.fused import Fused
 from pd_profile.machines import Machine
 from pd_profile.measuring import marked_step, untouched
 from pd_profile.roofline import CALIBRATED, Shares, work_ms
@@ -50,12 +51,12 @@ def count_work(
     counter = Counter()
     with counter, untouched(model):
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), Fused(counter):
                 values = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs]
                 stash_bytes, output = stash_of(model, chain, values)
             loss = partial(task.loss, targets=task.random_targets(output, torch.Generator()))
             del output
-            with torch.device("meta"):
+            with torch.device("meta"), Fused(counter):
                 marks = marked_step(chain, values, loss, lambda: len(counter.works))
         except (RuntimeError, UserError) as error:
             cause = error.__cause__ if isinstance(error, UserError) else error
