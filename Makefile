@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test chaos lint types check format bench clean
+.PHONY: help install demo test chaos lint types check format bench profiles clean
 
 help: ## Say what there is
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ format: $(INSTALLED) ## Format the code; changes files
 
 bench: $(INSTALLED) ## Measure speed, as ratios within one run
 	$(BIN)/python benchmarks/bench.py
+
+profiles: $(INSTALLED) ## Estimate the profiles below profiles/ and make the plans below plans/ again
+	$(BIN)/python profiles/regenerate.py
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
