@@ -189,6 +189,19 @@ def test_an_exception_arrives_as_what_it_is(failure: Exception, kind: type[Excep
     assert "training_models.py" in failed.trace
 
 
+def test_a_minibatch_keeps_its_form_in_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    # Only a GPU has such memory; what torch's loader does with a minibatch on the way there is seen without one.
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)
+    before = Minibatch((torch.zeros(2), {"a": torch.zeros(2)}), torch.zeros(2), 2, ("a.jpg",))
+    after = pin_memory(before)
+    assert isinstance(after, Minibatch)
+    inputs, targets, samples, skipped = after
+    assert (type(inputs), samples, skipped) == (tuple, 2, ("a.jpg",))
+    assert [value.tolist() for value in (inputs[0], inputs[1]["a"], targets)] == [[1, 1]] * 3
+
+
 def test_a_data_set_that_no_other_process_can_have_is_refused_with_the_remedy() -> None:
     with (
         pytest.raises(UserError, match=r"cannot be handed to processes.*lambda.*--loader-workers 0"),

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from pd_format.errors import UserError
+from pd_format.layers.values import map_tensors
 from pd_format.profile import InputSpec
 from pd_train.datasets.indexed import check_dataset
 from pd_train.seeding import epoch_order, preserved_generators, sample_seed, seed_host_generators
@@ -34,6 +35,11 @@ class Minibatch(NamedTuple):
     samples: int
     skipped: tuple[str, ...] = ()
     """Files that could not be read, for which others stand in."""
+
+    def pin_memory(self) -> Minibatch:
+        """The same in memory from where a GPU copies fast; torch's loader calls it, where there is one."""
+        inputs: tuple[object, ...] = map_tensors(torch.Tensor.pin_memory, self.inputs)
+        return self._replace(inputs=inputs, targets=map_tensors(torch.Tensor.pin_memory, self.targets))
 
 
 @runtime_checkable
