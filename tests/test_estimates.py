@@ -109,6 +109,26 @@ def test_convolutions_are_told_apart() -> None:
     assert layers[4].forward == ()
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(8, 8, 3, groups=8, padding=1),
+        nn.Conv2d(8, 16, 3, groups=2, stride=2),
+        nn.ConvTranspose2d(8, 4, 3, stride=2),
+        nn.Conv1d(8, 4, 5),
+    ],
+)
+def test_a_convolution_s_backward_pass_is_twice_its_forward_pass(layer: nn.Module) -> None:
+    flat = isinstance(layer, nn.Conv1d)
+    first = nn.Conv1d(8, 8, 1) if flat else nn.Conv2d(8, 8, 1)
+    model = nn.Sequential(first, layer, nn.Flatten(), nn.LazyLinear(2))
+    shape = (2, 8, 12) if flat else (2, 8, 12, 12)
+    model(torch.randn(shape))
+    layers, _ = counted(model, spec(*shape))
+    forward, backward = (sum(work.flops for work in works) for works in (layers[1].forward, layers[1].backward))
+    assert backward == 2 * forward > 0
+
+
 def test_an_embedding_reads_only_the_rows_that_it_returns() -> None:
     model = nn.Sequential(nn.Embedding(1000, 8), nn.Linear(8, 4))
     layers, _ = counted(model, spec(3, 5, dtype="int64"))

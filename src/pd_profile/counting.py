@@ -103,8 +103,21 @@ def _is_free(function: Any) -> bool:
 def _work(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> Work:
     name = function.__name__.partition(".")[0]
     count = flop_registry.get(function._overloadpacket)
-    flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+    if name == "convolution_backward":
+        flops = _backward_flops(args)
+    else:
+        flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
     return Work(_kind(name, args, flops), name == "convolution_backward", flops, _moved(name, args, kwargs, result))
+
+
+def _backward_flops(args: tuple[Any, ...]) -> int:
+    """Of a convolution's backward pass: the forward pass's once for each gradient that is wanted, of input and weight.
+
+    torch's own count is off by the number of groups where there are several.
+    """
+    gradient, given, weight, wanted = args[0], args[1], args[2], args[10]
+    values = given if args[7] else gradient  # A transposed convolution uses the weights once for each input value.
+    return int(2 * values.numel() * weight[0].numel() * sum(wanted[:2]))
 
 
 def _moved(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> int:
