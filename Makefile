@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test chaos lint types check format bench profiles clean
+.PHONY: help install demo test chaos lint types check format bench profiles models clean
 
 help: ## Say what there is
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ bench: $(INSTALLED) ## Measure speed, as ratios within one run
 
 profiles: $(INSTALLED) ## Estimate the profiles below profiles/ and make the plans below plans/ again
 	$(BIN)/python profiles/regenerate.py
+
+models: $(INSTALLED) ## Try torchvision's models that are not on record, for pd-profile --list-models
+	$(BIN)/python benchmarks/try_models.py
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -68,6 +68,19 @@ def _parsed(parse: Callable[[Any], ParsedT]) -> Callable[[click.Context, click.P
     return callback
 
 
+def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Print the models that have a name and leave."""
+    if not wanted:
+        return
+    import torchvision
+
+    from pd_profile.tried import list_lines
+
+    for line in list_lines(torchvision.models.list_models(module=torchvision.models), torchvision.__version__):
+        click.echo(line)
+    context.exit()
+
+
 def _parse_shapes(texts: tuple[str, ...]) -> list[InputShape]:
     return [parse_input_shape(text) for text in texts]
 
@@ -171,6 +184,14 @@ def _parse_data(text: str) -> tuple[str, DataName]:
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Where to write the profile.  [default: profiles/NAME.json]",
+)
+@click.option(
+    "--list-models",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_models,
+    help="Say which models have a name, and which of torchvision's were tried with what result; then exit.",
 )
 @click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
 def main(model: ModelName, data: tuple[str, DataName], loss: str | None, **options: Any) -> None:
