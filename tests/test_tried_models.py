@@ -16,7 +16,8 @@ from pd_profile.tried import FORMAT, RECORD, VERSION, TriedModels, list_lines
 def test_the_record_holds_every_model_of_the_installed_torchvision() -> None:
     torchvision = pytest.importorskip("torchvision")
     record = read_record(RECORD, TriedModels, FORMAT, VERSION)
-    if record.torchvision != torchvision.__version__:
+    # What follows the plus tells builds of one version apart.
+    if record.torchvision.partition("+")[0] != torchvision.__version__.partition("+")[0]:
         pytest.skip(f"recorded with torchvision {record.torchvision}; make models makes a record of the installed one")
     assert [model.name for model in record.models] == torchvision.models.list_models(module=torchvision.models)
 
@@ -40,4 +41,4 @@ def test_a_model_that_is_not_on_record_was_not_tried() -> None:
     lines = list(list_lines(["resnet18", "resnet9000"], "99.0"))
     assert any(re.fullmatch(r"  resnet9000 +not tried", line) for line in lines)
     assert "Classification models of torchvision 99.0:" in lines
-    assert re.search(r"Tried with torchvision \d+\.\d+", lines[-1])
+    assert any(re.match(r"Tried with torchvision \d+\.\d+", line) for line in lines)

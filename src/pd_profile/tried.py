@@ -5,6 +5,7 @@ The record beside this file is made by `benchmarks/try_models.py`, never by hand
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -62,10 +63,11 @@ def list_lines(names: Sequence[str], torchvision: str) -> Iterator[str]:
     for name in names:
         yield f"  {name:<{width}}  {_outcome(tried.get(name))}"
     yield ""
-    yield (
+    yield from textwrap.wrap(
         f"Tried with torchvision {record.torchvision} and torch {record.torch} on random weights, minibatches of "
         f"{record.minibatch_size} and small images. passes: cut into two stages in the middle, the model gave the "
-        "whole model's outputs, gradients and buffers, to the bit."
+        "whole model's outputs, gradients and buffers, to the bit.",
+        100,
     )
 
 
