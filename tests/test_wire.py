@@ -19,9 +19,9 @@ DTYPES = [
 
 
 def there_and_back(body: object, frame_bytes: int = 1 << 30) -> object:
-    frames = [bytes(frame) for frame in encode(Message("forward", 1, 2, 3, body), RUN, frame_bytes)]
+    frames = [bytes(frame) for frame in encode(Message("forward", 1, 2, 3, body), RUN, 4, frame_bytes)]
     message = decode(frames, RUN)
-    assert (message.kind, message.sender, message.segment, message.index) == ("forward", 1, 2, 3)
+    assert (message.kind, message.sender, message.sequence, message.segment, message.index) == ("forward", 1, 4, 2, 3)
     return message.body
 
 
@@ -90,41 +90,80 @@ def test_what_cannot_travel_is_refused_by_name() -> None:
         encode(Message("forward", 0, 0, 0, object()), RUN)
     with pytest.raises(WireError, match="sparse"):
         encode(Message("forward", 0, 0, 0, torch.eye(2).to_sparse()), RUN)
+    nested: object = None
+    for _ in range(200):
+        nested = (nested,)
+    for body, reason in (
+        (nested, "nested more than"),
+        ({(1, 2): 3}, "a tuple as a key"),
+        ({10**20: 3}, "a int as a key"),
+        (10**1000, "more than 1000 digits"),
+        ("\ud800", "cannot cross a cut"),
+        (torch.ones((1,) * 65), "65 dimensions"),
+        (["x"] * (9 << 20), "put them into a tensor"),
+    ):
+        with pytest.raises(WireError, match=reason):
+            encode(Message("forward", 0, 0, 0, body), RUN)
 
 
-def header(**changes: object) -> bytes:
-    fields = {
-        "run": RUN, "kind": "forward", "sender": 0, "segment": 0, "index": 0,
-        "nesting": ["x", 0], "records": [["float32", [2], None, False]],
-    }  # fmt: skip
-    return msgpack.packb(list({**fields, **changes}.values()))
+def header(*body: object, run: str = RUN, start: tuple[object, ...] = ("forward", 0, 0, 0, 0)) -> bytes:
+    return b"".join(map(msgpack.packb, (run, *start, *body)))
+
+
+def tensor_header(
+    dtype: str = "float32", shape: tuple[object, ...] = (2,), order: tuple[object, ...] = (False,), grad: object = False
+) -> bytes:
+    return header("x", dtype, len(shape), *shape, *order, grad)
+
+
+LISTS = b"\xdd\x00\xff\xff\xff" * 1000
 
 
 @pytest.mark.parametrize(
     ("frames", "reason"),
     [
-        ([], "no header"),
-        ([b"\xc1"], "cannot be read"),
-        ([b"junk"], "cannot be read"),
-        ([msgpack.packb([1, 2])], "cannot be read"),
-        ([header(run="run-2"), bytes(8)], "another run"),
-        ([header(sender=-1), bytes(8)], "other types"),
-        ([header(kind=7), bytes(8)], "other types"),
-        ([header()], "0 bytes of a tensor of 8"),
-        ([header(), bytes(4)], "4 bytes of a tensor of 8"),
-        ([header(), bytes(9)], "do not add up"),
-        ([header(), bytes(8), bytes(8)], "more frames"),
-        ([header(records=[["float32", [10**12], None, False]]), bytes(8)], "8 bytes of a tensor"),
-        ([header(records=[["float32", [-2], None, False]]), bytes(8)], "impossible shape"),
-        ([header(records=[["object", [2], None, False]]), bytes(8)], "unknown dtype"),
-        ([header(records=[["float32", [2], [1], False]]), bytes(8)], "impossible memory order"),
-        ([header(records=[["int64", [1], None, True]]), bytes(8)], "a gradient asked for"),
-        ([header(records=[1])], "another form"),
-        ([header(records=None)], "without tensor records"),
-        ([header(nesting=["x", 5]), bytes(8)], "body that cannot be read"),
-        ([header(nesting=["q", 5]), bytes(8)], "body that cannot be read"),
+        ([], "no message of this run"),
+        ([b""], "no message of this run"),
+        ([b"junk"], "no message of this run"),
+        ([header(None, run="run-2")], "no message of this run"),
+        ([header(None)[:-1]], "ends too early"),
+        ([header("s", "text")[:-1]], "ends too early"),
+        ([header(None) + b"\xc1"], "cannot be read"),
+        ([header(b"\xc1")[:-3] + LISTS], "cannot be read"),
+        ([header({"a": 1})], "cannot be read"),
+        ([header([])], "a list in a header"),
+        ([header(msgpack.ExtType(4, b""))], "a ExtType in a header"),
+        ([header(None, start=(7, 0, 0, 0, 0))], "a int in a header where text"),
+        ([header(None, start=("forward", -1, 0, 0, 0))], "a number from 0"),
+        ([header(None, start=("forward", 0, True, 0, 0))], "a number from 0"),
+        ([header(None, start=("forward", 0, 0, 2**48, 0))], "a number from 0"),
+        ([tensor_header()], "0 bytes of a tensor of 8"),
+        ([tensor_header(), bytes(4)], "4 bytes of a tensor of 8"),
+        ([tensor_header(), bytes(4), b"", bytes(4)], "do not add up"),
+        ([tensor_header(), bytes(9)], "do not add up"),
+        ([tensor_header(), bytes(8), bytes(8)], "more frames"),
+        ([tensor_header(shape=(10**12,)), bytes(8)], "8 bytes of a tensor of 4000000000000"),
+        ([tensor_header(shape=(-2,)), bytes(8)], "a number from 0"),
+        ([tensor_header(shape=(True,)), bytes(4)], "a number from 0"),
+        ([tensor_header(shape=(0, 2**40, 2**40))], "more than 281474976710656 elements"),
+        ([tensor_header(shape=(1,) * 65), bytes(4)], "a number from 0 to below 65"),
+        ([tensor_header("object"), bytes(8)], "unknown dtype"),
+        ([tensor_header(order=(True, 1)), bytes(8)], "from 0 to below 1"),
+        ([tensor_header(shape=(2, 1), order=(True, 0, 0)), bytes(8)], "impossible memory order"),
+        ([tensor_header("int32", grad=True), bytes(8)], "a gradient asked for"),
+        ([tensor_header(grad=1), bytes(8)], "a bool is expected"),
+        ([header("q", 5)], "announces nothing"),
+        ([header("t", 10**12)], "ends too early"),
+        ([header("t", 1, None, None)], "goes on behind"),
+        ([header("t", -1)], "a number from 0"),
+        ([header(*("t", 1) * 100, None)], "nested more than"),
+        ([header("d", 1, "l", 0, None)], "a list as a key"),
+        ([header("d", 1, "i", "9" * 30, None)], "a int as a key"),
+        ([header("d", 2, 1, None, 1, None)], "the same key twice"),
+        ([header("i", "9" * 5000)], "at most 1000 digits"),
+        ([header("i", "0x9")], "at most 1000 digits"),
     ],
-)
+)  # fmt: skip
 def test_frames_that_are_no_message_of_this_run_are_refused(frames: list[bytes], reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         decode(frames, RUN)

@@ -17,7 +17,7 @@ from pd_format.versions import StageVersions
 from pd_train.gradients import GradientBuckets, Gradients
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
-from pd_train.server import SegmentSize, Send, cut_stage, piece_view
+from pd_train.server import SegmentSize, Send, check_pieces, cut_stage, piece_view
 from pd_train.shard import Shard
 from pd_train.weights import ParameterSets
 
@@ -52,11 +52,10 @@ class AsynchronousServer:
             [piece_view(self._newest[p.parameter].detach(), p, self._replicas) for p in bucket.pieces]
             for bucket in self._buckets
         ]
-        self._optimizers = {
-            index: MovingOptimizer(options, self._pieces[index])
-            for index, bucket in enumerate(self._buckets)
-            if bucket.shard == replica
-        }
+        own = [bucket.shard == replica for bucket in self._buckets]
+        self._of_own = {index: pieces for index, pieces in enumerate(self._pieces) if own[index]}
+        self._of_others = {index: pieces for index, pieces in enumerate(self._pieces) if not own[index]}
+        self._optimizers = {index: MovingOptimizer(options, pieces) for index, pieces in self._of_own.items()}
         self._segment = -1  # None yet: what arrives early waits for its segment.
         self._minibatches = 0
         self._rate = options.lr
@@ -87,10 +86,13 @@ class AsynchronousServer:
 
     def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Gradients, int]) -> None:
         bucket, gradients, read = body
+        if replica != self._replica:
+            check_pieces(bucket, gradients, self._of_own)
         self._gradients.append((segment, bucket, gradients, read))
 
     def take_parameters(self, segment: int, version: int, body: tuple[int, tuple[Tensor, ...]]) -> None:
         bucket, tensors = body
+        check_pieces(bucket, tensors, self._of_others)
         self._parameters.append((segment, bucket, version, tensors))
 
     def advance(self) -> None:

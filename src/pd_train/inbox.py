@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pd_train.transport import PeerLost, Transport
-from pd_train.wire import Message
+from pd_train.wire import Message, WireError
 
 __all__ = ["Inbox", "PeerLostError", "StallError"]
 
@@ -56,7 +56,10 @@ class Inbox:
         """Peers that went away when they were needed no more."""
 
     def handle(self, kind: str, handler: Callable[[Message], None]) -> None:
-        """Messages of a kind without a handler are kept until `wait_for` takes them."""
+        """Messages of a kind without a handler are kept until `wait_for` takes them.
+
+        A handler that raises `WireError` has refused the message and is as it was before.
+        """
         self._handlers[kind] = handler
 
     def kept(self) -> list[Any]:
@@ -111,6 +114,9 @@ class Inbox:
                 raise PeerLostError(item.rank)
             self.lost_peers.add(item.rank)
         elif item.kind in self._handlers:
-            self._handlers[item.kind](item)
+            try:
+                self._handlers[item.kind](item)
+            except WireError as error:
+                self._transport.refuse(f"{item.kind} {item.index} of worker {item.sender}: {error}")
         else:
             self._kept[item.kind, item.segment, item.index] = item.body

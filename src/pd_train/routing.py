@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pd_format.plan import Plan, Stage
 
-__all__ = ["Place", "describe", "place_of"]
+__all__ = ["Place", "describe", "may_send", "place_of"]
 
 
 @dataclass(frozen=True)
@@ -54,3 +54,33 @@ def place_of(plan: Plan, rank: int) -> Place:
         before=plan.stages[s - 1] if s > 0 else None,
         after=plan.stages[s + 1] if s + 1 < len(plan.stages) else None,
     )
+
+
+_TO_RANK_0 = frozenset({"saved", "part", "bye", "kept", "readable"})
+_FROM_RANK_0 = frozenset({"segment", "goodbye", "order"})
+_OF_STAGE = frozenset({"gradient", "parameters", "buffers"})
+_OF_ALL = frozenset({"hello", "norm", "finite", "want", "restored"})
+
+
+def may_send(plan: Plan, place: Place, kind: str, sender: int, index: int) -> bool:
+    """Whether a worker of the plan is to send a message of this kind and index to the worker at `place`.
+
+    Args:
+        plan: of the run.
+        place: of the receiver.
+        kind, sender, index: of the message; see `pd_train.wire.Message`.
+    """
+    if not 0 <= sender < plan.workers or sender == place.rank:
+        return False
+    if kind == "forward":
+        return place.before is not None and sender == place.source(index)
+    if kind == "backward":
+        return place.after is not None and sender == place.target(index)
+    if kind == "score":
+        last = plan.stages[-1]
+        return place.rank == 0 and sender == last.workers[index % last.replicas]
+    if kind in _OF_STAGE:
+        return sender in place.stage.workers
+    if kind in _TO_RANK_0:
+        return place.rank == 0
+    return kind in _OF_ALL or (kind in _FROM_RANK_0 and sender == 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from pd_train.buckets import Bucket, Piece, cut_into_buckets, whole_parameters
 from pd_train.gradients import Gradients
 from pd_train.shard import Shard
+from pd_train.wire import WireError
 
-__all__ = ["SegmentSize", "Send", "Server", "cut_stage", "piece_view"]
+__all__ = ["SegmentSize", "Send", "Server", "check_pieces", "cut_stage", "piece_view"]
 
 Send = Callable[[int, int, str, int, object], None]
 """(segment, replica, kind, update or version, body): sends a message to one replica of the stage."""
@@ -47,10 +48,18 @@ class Server(Protocol):
         """The backward pass is over; gradients of the parameters, in their order."""
 
     def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Gradients, int]) -> None:
-        """A replica's gradients for one of this shard's buckets have arrived."""
+        """A replica's gradients for one of this shard's buckets have arrived.
+
+        Raises:
+            WireError: they are of another size or dtype than the bucket, or it is another shard's.
+        """
 
     def take_parameters(self, segment: int, version: int, body: tuple[int, tuple[Tensor, ...]]) -> None:
-        """New parameters have arrived from the shard that owns the bucket."""
+        """New parameters have arrived from the shard that owns the bucket.
+
+        Raises:
+            WireError: as for `take_gradients`.
+        """
 
     def advance(self) -> None:
         """Do what can be done with what has arrived; never called within a backward pass."""
@@ -79,3 +88,27 @@ def cut_stage(parameters: Sequence[nn.Parameter], replicas: int) -> list[Bucket]
 def piece_view(parameter: Tensor, piece: Piece, replicas: int) -> Tensor:
     """A piece of a parameter, sharing its memory: part of a flat row, or all of it for a single worker."""
     return parameter if replicas == 1 else parameter.view(-1)[piece.start : piece.stop]
+
+
+def check_pieces(number: int, found: Sequence[Tensor | None], pieces: Mapping[int, Sequence[Tensor]]) -> None:
+    """Compare what a message says of a bucket with the bucket.
+
+    Args:
+        number: of the bucket, by the message.
+        found: a tensor, or None, for each of its pieces.
+        pieces: of the buckets that such a message may be about, by number.
+
+    Raises:
+        WireError: the two do not fit.
+    """
+    own = pieces.get(number)
+    if own is None:
+        raise WireError(f"bucket {number}, which such a message cannot be about")
+    if len(found) != len(own):
+        raise WireError(f"{len(found)} pieces of bucket {number}, which has {len(own)}")
+    for tensor, piece in zip(found, own, strict=True):
+        if tensor is not None and (tensor.shape != piece.shape or tensor.dtype != piece.dtype):
+            raise WireError(
+                f"a piece of {tensor.dtype} {tuple(tensor.shape)} of bucket {number}, where {piece.dtype} "
+                f"{tuple(piece.shape)} is expected"
+            )

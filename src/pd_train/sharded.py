@@ -27,7 +27,7 @@ from pd_train.gradients import GradientBuckets, Gradients
 from pd_train.loss_scale import LossScale
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
-from pd_train.server import SegmentSize, Send, cut_stage, piece_view
+from pd_train.server import SegmentSize, Send, check_pieces, cut_stage, piece_view
 from pd_train.shard import Shard
 from pd_train.weights import ParameterSets
 
@@ -80,7 +80,9 @@ class ShardedServer:
             for held in sets.sets
         ]
         self._own = [index for index, bucket in enumerate(self._buckets) if bucket.shard == replica]
-        self._optimizers = {index: MovingOptimizer(options, self._pieces[0][index]) for index in self._own}
+        self._of_own = {index: self._pieces[0][index] for index in self._own}
+        self._of_others = {index: p for index, p in enumerate(self._pieces[0]) if index not in self._of_own}
+        self._optimizers = {index: MovingOptimizer(options, pieces) for index, pieces in self._of_own.items()}
         self.staleness: list[int] = []
         self.updates = 0
         """Of the segment: what its last version is."""
@@ -122,10 +124,13 @@ class ShardedServer:
 
     def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Gradients, int]) -> None:
         bucket, gradients, _ = body
+        if replica != self._replica:
+            check_pieces(bucket, gradients, self._of_own)
         self._contributions.setdefault((segment, bucket, update), {})[replica] = gradients
 
     def take_parameters(self, segment: int, version: int, body: tuple[int, tuple[Tensor, ...]]) -> None:
         bucket, tensors = body
+        check_pieces(bucket, tensors, self._of_others)
         self._arrived[segment, version, bucket] = tensors
 
     def is_drained(self) -> bool:

@@ -9,6 +9,7 @@ sends to. One thread owns all of them; the compute thread meets it at two queues
   (`in_flight` activations and gradients, lag + 1 rounds of a stage). A frame looks into the tensor's memory.
 * Liveness: libzmq's own heartbeats, which run in its I/O thread whatever Python does, so a busy worker is not
   taken for a dead one. A connection that ends while the run goes on arrives as a `PeerLost`.
+* What strangers send is refused, counted and logged (`pd_train.admission`), and never reaches the inbox.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +29,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from pd_format.errors import UserError
-from pd_train.wire import Message, WireError, decode, encode
+from pd_train.admission import GREETING, Admission, Refusals
+from pd_train.wire import FRAME_BYTES, Message, WireError, decode, encode
 
 __all__ = ["PeerLost", "Transport"]
 
@@ -35,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _INBOX_MESSAGES = 100_000
 """More than any plan has under way; a peer that floods the inbox is refused rather than given memory."""
+_ROUTER_MESSAGES = 1000
+"""Of one connection that libzmq reads ahead of this thread: a flood waits at its sender."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +58,29 @@ class Transport:
         address: IPv4, IPv6 or host name to bind, without brackets.
         port: to bind; 0 lets the system choose.
         peer_timeout: seconds of silence after which a peer counts as dead.
+        problem: what is wrong with a message by the plan; see `pd_train.forms.plan_problem`.
 
     Raises:
         UserError: the address cannot be bound.
     """
 
-    def __init__(self, rank: int, run: str, address: str, port: int = 0, peer_timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        run: str,
+        address: str,
+        port: int = 0,
+        peer_timeout: float = 10.0,
+        problem: Callable[[Message], str | None] = lambda message: None,
+    ) -> None:
         self.rank = rank
         self.run = run
+        self._admission = Admission(problem)
+        self._refusals = Refusals()
+        self._refusing = threading.Lock()
+        self._sequence: Counter[int] = Counter()
         self.sent_bytes: Counter[str] = Counter()
         """Payload handed to the sockets, by kind of message; a message to oneself moves nothing."""
-        self.refused = 0
         self._peer_timeout_ms = int(peer_timeout * 1000)
         self._inbox: queue.SimpleQueue[Message | PeerLost | BaseException] = queue.SimpleQueue()
         self._outgoing: deque[tuple[int, list[Any]]] = deque()
@@ -77,6 +94,7 @@ class Transport:
         self._monitors: dict[zmq.Socket[bytes], int] = {}
         self._router = self._context.socket(zmq.ROUTER)
         self._configure(self._router)
+        self._router.setsockopt(zmq.RCVHWM, _ROUTER_MESSAGES)
         try:
             self._router.bind(_endpoint(address, port))
         except zmq.ZMQError as error:
@@ -99,6 +117,8 @@ class Transport:
             self._monitors[dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)] = rank
             dealer.connect(_endpoint(address, port))
             self._peers[rank] = dealer
+            self._outgoing.append((rank, self._encode(rank, Message(GREETING, self.rank, 0, 0))))
+        self._wake()
         self._thread.start()
 
     def send(self, rank: int, message: Message) -> None:
@@ -106,10 +126,22 @@ class Transport:
         if rank == self.rank:
             self._inbox.put(message)
             return
-        frames = encode(message, self.run)
+        frames = self._encode(rank, message)
         self.sent_bytes[message.kind] += sum(len(frame) for frame in frames)
         self._outgoing.append((rank, frames))
         self._wake()
+
+    @property
+    def refused(self) -> int:
+        """Messages that were of no use."""
+        return self._refusals.count
+
+    def refuse(self, reason: str) -> None:
+        """Count a message as refused, and log it unless there are too many."""
+        with self._refusing:
+            line = self._refusals.note(reason, time.monotonic())
+        if line is not None:
+            log.warning("%s", line)
 
     def receive(self, timeout: float | None = 0.0) -> Message | PeerLost | None:
         """The next message, or None when none came within the time.
@@ -144,9 +176,16 @@ class Transport:
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
+    def _encode(self, rank: int, message: Message) -> list[Any]:
+        frames = encode(message, self.run, self._sequence[rank])
+        self._sequence[rank] += 1
+        return frames
+
     def _configure(self, socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
+        # A connection that announces a longer frame is closed before any memory is taken for it.
+        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
+        socket.setsockopt(zmq.RCVHWM, 1)  # Of a DEALER, where nothing is to arrive.
         socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, self._peer_timeout_ms // 4))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._peer_timeout_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, self._peer_timeout_ms)
@@ -194,9 +233,11 @@ class Transport:
                 return
             try:
                 message = decode([frame.buffer for frame in frames[1:]], self.run)
+                self._admission.check(frames[0].bytes, message)
             except WireError as error:
-                self.refused += 1
-                log.warning("refused a message: %s", error)
+                self.refuse(str(error))
+                continue
+            if message.kind == GREETING:
                 continue
             if self._inbox.qsize() >= _INBOX_MESSAGES:
                 raise RuntimeError(f"{_INBOX_MESSAGES} messages wait to be read; a peer sends more than the plan asks")

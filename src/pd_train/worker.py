@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
@@ -36,6 +37,7 @@ from pd_train.data import MinibatchLoader
 from pd_train.datasets.loading import load_datasets
 from pd_train.engine import TorchEngine
 from pd_train.events import Event, Note
+from pd_train.forms import plan_problem
 from pd_train.host import available_cores, shared_memory_bytes
 from pd_train.inbox import Inbox, PeerLostError, StallError
 from pd_train.lead import Lead, follow, part_with
@@ -131,7 +133,8 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
     if loaders is not None:
         pin = device.type == "cuda"
         source = open_source(options, place, loaders, processes, pin, lambda text: launcher.tell_event(Note(text)))
-    transport = Transport(setup.rank, setup.run, setup.address, setup.port, options.peer_timeout)
+    problem = partial(plan_problem, options.plan, place)
+    transport = Transport(setup.rank, setup.run, setup.address, setup.port, options.peer_timeout, problem)
     linger = 0.0
     try:
         launcher.tell(Bound(transport.address, transport.port))

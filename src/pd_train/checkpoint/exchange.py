@@ -32,7 +32,7 @@ from pd_train.checkpoint.part import (
 )
 from pd_train.links import Links
 from pd_train.shard import part_of
-from pd_train.wire import Message
+from pd_train.wire import Message, WireError
 
 __all__ = ["Exchange", "Restored", "Share"]
 
@@ -191,7 +191,9 @@ class Exchange:
 
     def _hand_out(self, message: Message) -> None:
         (position, stage, replica), names, ranges, progress = message.body
-        part = self._parts[Position(*position), stage, replica]
+        part = self._parts.get((Position(*position), stage, replica))
+        if part is None or not part.state.keys() >= set(names):
+            raise WireError("asks for something that was not found here")
         slices = tuple(
             (tuple(found.range), found.state)
             for wanted in ranges

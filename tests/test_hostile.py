@@ -1,0 +1,245 @@
+"""A stranger at the workers' ports while they train, who even knows the run's mark: no number of the run changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+import zmq
+
+from pd_format.plan import Host, Plan
+from pd_train.admission import GREETING, Admission, Refusals
+from pd_train.control import WorkerSetup
+from pd_train.events import Event, Progress
+from pd_train.forms import has_form, plan_problem
+from pd_train.launch import launch
+from pd_train.routing import may_send, place_of
+from pd_train.wire import Message, WireError, encode
+from test_checkpoint import assert_same, options_of
+
+FLOOD = 3000
+
+
+def hosts(count: int) -> tuple[Host, ...]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    found = tuple(Host(address="127.0.0.1", port=each.getsockname()[1]) for each in sockets)
+    for each in sockets:
+        each.close()
+    return found
+
+
+class Stranger:
+    """Connects to every worker and sends what it should not, once, when training has begun."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.run = ""
+        self.sent = 0
+        self._is_over = False
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Progress) and event.phase == "training" and not self._is_over:
+            self._is_over = True
+            for rank, host in enumerate(self.plan.hosts):
+                self._announce_a_terabyte(host.port)
+                with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+                    dealer.setsockopt(zmq.LINGER, -1)
+                    dealer.connect(f"tcp://127.0.0.1:{host.port}")
+                    for frames in self._junk(rank):
+                        dealer.send_multipart(frames)
+                        self.sent += 1
+
+    def _junk(self, rank: int) -> list[list[Any]]:
+        plausible = []
+        tensor = torch.full((4, 48), 7.0)
+        for sender in range(self.plan.workers):
+            for kind, body in (
+                ("forward", ((tensor,), torch.zeros(4, dtype=torch.int64), 0)),
+                ("backward", [tensor]),
+                ("backward", None),
+                ("gradient", (0, (tensor,), 0)),
+                ("parameters", (0, (tensor,))),
+                ("score", (1e9, None, 4, None)),
+                ("segment", None),
+                ("goodbye", None),
+                (GREETING, None),
+            ):
+                for sequence in (0, 1, 20):
+                    message = Message(kind, sender, 1, sequence, body)
+                    plausible.append(list(map(bytes, encode(message, self.run, sequence))))
+        whole = encode(Message("forward", 0, 1, 5, ((tensor,), None, 0)), self.run, 7)
+        announced = [self.run, "forward", 0, 7, 1, 5, "x", "float32", 1, 10**12 // 4, False, False]
+        return [
+            *plausible,
+            *([*frames, *frames[1:]] for frames in plausible[:3]),  # A repeated frame.
+            [b""],
+            [b"junk", b"more"],
+            list(map(bytes, encode(Message(GREETING, 1, 0, 0), "another run"))),
+            [bytes(whole[0])],  # Cut short.
+            [bytes(whole[0]), bytes(whole[1])[:-1]],
+            [b"".join(map(msgpack.packb, announced)), b"1234"],
+            [msgpack.packb(self.run) + b"\xdd\xff\xff\xff\xff" * 500],
+            *([b"flood"] for _ in range(FLOOD)),
+        ]
+
+    def _announce_a_terabyte(self, port: int) -> None:
+        """Speaks ZeroMQ's own protocol up to the head of a frame."""
+        with socket.create_connection(("127.0.0.1", port)) as stream:
+            stream.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
+            ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+            stream.sendall(b"\x04" + bytes([len(ready)]) + ready + b"\x02" + struct.pack(">Q", 10**12))
+            stream.settimeout(10)
+            while stream.recv(4096):  # Until it is closed, with no byte of the frame sent.
+                pass
+
+
+def test_a_stranger_changes_no_number_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = options_of(tmp_path / "alone", "2-1", epochs=6)
+    alone.run_dir.mkdir()
+    launch(alone, lambda event: None)
+    plan = alone.plan.model_copy(update={"hosts": hosts(3)})
+    options = dataclasses.replace(alone, run_dir=tmp_path / "attacked", plan=plan)
+    stranger = Stranger(plan)
+
+    def setup(options: Any, rank: int, run: str, *rest: Any) -> WorkerSetup:
+        stranger.run = run
+        return WorkerSetup(options, rank, run, *rest)
+
+    monkeypatch.setattr("pd_train.launch.WorkerSetup", setup)
+    options.run_dir.mkdir()
+    launch(options, stranger)
+    assert stranger.sent > 3 * FLOOD
+    assert_same(tmp_path / "attacked", tmp_path / "alone")
+    report = json.loads((options.run_dir / "report.json").read_text())
+    assert report["refused_messages"] == stranger.sent
+    for rank in range(3):
+        log = (options.run_dir / f"worker-{rank}.log").read_text()
+        assert log.count("refused message") < 20
+        assert "of no use here: " in log
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return options_of(Path("run"), "2-1-2").plan
+
+
+class TestAdmission:
+    def admission(self) -> Admission:
+        admission = Admission(lambda message: "odd" if message.kind == "odd" else None)
+        admission.check(b"a", Message(GREETING, 1, 0, 0))
+        return admission
+
+    def test_messages_in_order_over_one_connection_are_taken(self) -> None:
+        admission = self.admission()
+        admission.check(b"b", Message(GREETING, 2, 0, 0))
+        for sequence in (1, 2, 3):
+            admission.check(b"a", Message("forward", 1, 0, 0, None, sequence))
+            admission.check(b"b", Message("forward", 2, 0, 0, None, sequence))
+
+    @pytest.mark.parametrize(
+        ("connection", "message", "reason"),
+        [
+            (b"b", Message("forward", 1, 0, 0, None, 1), "over another connection"),
+            (b"b", Message("forward", 2, 0, 0, None, 1), "has not greeted"),
+            (b"a", Message("forward", 1, 0, 0, None, 0), "message 0 of worker 1 is repeated: 1 is due"),
+            (b"a", Message("forward", 1, 0, 0, None, 2), "message 2 of worker 1 is too early: 1 is due"),
+            (b"b", Message(GREETING, 1, 0, 0), "not the first message of both"),
+            (b"a", Message(GREETING, 1, 0, 0), "not the first message of both"),
+            (b"a", Message(GREETING, 2, 0, 0), "not the first message of both"),
+            (b"b", Message(GREETING, 2, 0, 0, None, 1), "not the first message of both"),
+        ],
+    )
+    def test_others_are_refused_and_change_nothing(self, connection: bytes, message: Message, reason: str) -> None:
+        admission = self.admission()
+        with pytest.raises(WireError, match=reason):
+            admission.check(connection, message)
+        admission.check(b"a", Message("forward", 1, 0, 0, None, 1))
+
+    def test_one_odd_message_costs_no_other(self) -> None:
+        admission = self.admission()
+        with pytest.raises(WireError, match="odd"):
+            admission.check(b"a", Message("odd", 1, 0, 0, None, 1))
+        admission.check(b"a", Message("forward", 1, 0, 0, None, 2))
+
+
+def test_a_flood_of_refusals_makes_few_lines() -> None:
+    refusals = Refusals()
+    lines = [refusals.note("why", now=number / 1000) for number in range(100_000)]
+    assert refusals.count == 100_000
+    said = [line for line in lines if line is not None]
+    assert len(said) == 11
+    assert said[-1] == "refused message 60010 that is of no use here: why"
+
+
+@pytest.mark.parametrize(
+    ("kind", "senders"),
+    [
+        ("forward", {3: {2}, 2: {0, 1}, 0: set()}),
+        ("backward", {0: {2}, 2: {3, 4}, 4: set()}),
+        ("gradient", {0: {1}, 2: set(), 3: {4}}),
+        ("score", {0: {3, 4}, 2: set()}),
+        ("segment", {0: set(), 4: {0}}),
+        ("part", {0: {1, 2, 3, 4}, 1: set()}),
+        ("hello", {2: {0, 1, 3, 4}}),
+        ("nothing", {2: set()}),
+    ],
+)
+def test_who_may_send_what(kind: str, senders: dict[int, set[int]], plan: Plan) -> None:
+    for rank, expected in senders.items():
+        place = place_of(plan, rank)
+        found = {s for s in range(-1, 7) for index in range(2) if may_send(plan, place, kind, s, index)}
+        assert found == expected, rank
+
+
+def test_minibatches_come_from_their_own_replica(plan: Plan) -> None:
+    place = place_of(plan, 2)
+    assert [may_send(plan, place, "forward", 0, index) for index in range(4)] == [True, False, True, False]
+    assert [may_send(plan, place, "backward", 4, index) for index in range(4)] == [False, True, False, True]
+
+
+T = torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("forward", [((T,), T, None), ((), None, 3)], [None, (T, T, None), ((T,), T, True), ((T,), T), [(T,), T, 0]]),
+        ("backward", [None, [], [T, None]], [T, (T,), [1], [[T]]]),
+        ("gradient", [(0, (T, None), 0)], [(0, (T,)), (-1, (T,), 0), (0, [T], 0), (0, (1,), 0), ("0", (T,), 0)]),
+        ("parameters", [(0, (T,))], [(0, (None,)), (0, T)]),
+        ("score", [(0.5, None, 4, None), (0.5, 2, 4, T)], [(None, None, 4, None), (0.5, None, -4, None), 0.5]),
+        ("norm", [0.5], [1, None, T]),
+        ("saved", [(1, 0)], [(1,), (-1, 0), (1.0, 0), None]),
+        (
+            "segment",
+            [None, {"save": (1, 0), "whole": [(0, 3)]}],
+            [{}, 1, {"save": 1, "whole": []}, {"save": (1, 0)}, {"number": 1}],
+        ),
+        ("order", [None, ("read", (1, 0)), ("take", ())], [("read",), ("write", (1, 0)), ("take", ((0, {}),))]),
+        ("nothing", [], [None, 1]),
+    ],
+)
+def test_what_messages_hold(kind: str, good: list[object], bad: list[object]) -> None:
+    assert all(has_form(kind, body) for body in good)
+    for body in bad:
+        assert not has_form(kind, body), body
+
+
+def test_the_reason_names_the_message(plan: Plan) -> None:
+    place = place_of(plan, 2)
+    assert plan_problem(plan, place, Message("forward", 1, 0, 3, ((T,), None, 0))) is None
+    assert "'forward' 3 of worker 0, which the plan does not have" in str(
+        plan_problem(plan, place, Message("forward", 0, 0, 3))
+    )
+    assert "'forward' 3 of worker 1, whose content has another form" in str(
+        plan_problem(plan, place, Message("forward", 1, 0, 3))
+    )
