@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Iterable
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from pd_format.errors import FormatError, UserError
 
-__all__ = ["Record", "read_record", "write_record", "write_text"]
+__all__ = ["Record", "Rows", "read_record", "read_text", "write_record", "write_text"]
 
 
 class Record(BaseModel):
@@ -25,10 +25,43 @@ class Record(BaseModel):
     )
 
 
+_MOST_BYTES = 16 << 20
+"""Of a file: a hundred times the largest profile so far. Reading takes up to 50 times as much memory."""
 _MOST_DIGITS = 20
 """Far more than any size needs; Python itself refuses numbers of some thousand."""
+_MOST_FIELDS = 1000
+"""Of an object. For each that is wrong, pydantic keeps a kilobyte of explanation."""
+_MOST_SHOWN = 60
+
+RowT = TypeVar("RowT")
+Rows = Annotated[tuple[RowT, ...], FailFast()]
+"""Any number of the same; the first that is wrong ends the search, since a file may hold millions."""
 
 RecordT = TypeVar("RecordT", bound=Record)
+
+
+def read_text(path: Path, expected: str, encoding: str = "utf-8") -> str:
+    """Read a text file of a sensible size.
+
+    Args:
+        path: of the file.
+        expected: what should be in it, for the message.
+        encoding: of the text.
+
+    Raises:
+        FormatError: the file cannot be read, is too large, or is not text.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror}).") from None
+    if len(content) > _MOST_BYTES:
+        raise FormatError(f"{path}: is longer than {_MOST_BYTES >> 20} MiB; expected {expected}.")
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is not text ({error}); expected {expected}.") from None
 
 
 def read_record(path: Path, record: type[RecordT], format_name: str, version: int) -> RecordT:
@@ -38,12 +71,7 @@ def read_record(path: Path, record: type[RecordT], format_name: str, version: in
         FormatError: the file cannot be read, is not JSON, repeats a key, is of another format or version, or a
             field is missing, unknown or ill-typed; the text holds the file's name and the path of the field.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: is not text ({error}); expected a JSON file.") from None
+    text = read_text(path, "a JSON file")
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_Refused.constant, parse_int=_whole_number)
         problem = _first_refused(value, "")
@@ -57,9 +85,10 @@ def read_record(path: Path, record: type[RecordT], format_name: str, version: in
         raise FormatError(f"{path}: {problem}")
     _check_header(path, value, format_name, version)
     try:
-        return record.model_validate_json(text)
+        # Not pydantic's own JSON, which keeps a copy of all that stands around each missing field.
+        return record.model_validate(_with_tuples(value))
     except ValidationError as error:
-        raise FormatError(f"{path}: {_first_problem(error)}") from None
+        raise FormatError(f"{path}: {_first_problem(error, value)}") from None
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -113,7 +142,9 @@ class _Refused:
         return cls(f"found {name}; expected a finite number.")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Refused:
+    if len(pairs) > _MOST_FIELDS:
+        return _Refused(f"holds {len(pairs)} fields; expected only the fields of the format.")
     result: dict[str, Any] = {}
     for key, value in pairs:
         result[key] = _Refused("stands twice in one object; keep one of them.") if key in result else value
@@ -138,25 +169,47 @@ def _first_refused(value: Any, path: str) -> str | None:
     return next(filter(None, (_first_refused(each, _joined(path, part)) for part, each in inside)), None)
 
 
+def _with_tuples(value: Any) -> Any:
+    """A parsed file as records have it, whose rows are tuples."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(each) for key, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
 def _joined(path: str, part: int | str) -> str:
     """The path of a part: `layers` and 3 give `layers[3]`, that and `op` give `layers[3].op`."""
-    return f"{path}[{part}]" if isinstance(part, int) else f"{path}.{part}" if path else part
+    if isinstance(part, int):
+        return f"{path}[{part}]"
+    # What a file calls a field is not to write to somebody's terminal whatever it likes.
+    part = part if part.isprintable() and len(part) <= _MOST_SHOWN else _shown(part)
+    return f"{path}.{part}" if path else part
+
+
+def _shown(value: Any) -> str:
+    """A value of a file, as messages show it."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 
 def _check_header(path: Path, value: Any, format_name: str, version: int) -> None:
     if not isinstance(value, dict):
         raise FormatError(f"{path}: holds a {type(value).__name__}; expected an object of format {format_name!r}.")
     if value.get("format") != format_name:
-        raise FormatError(f"{path}: format is {value.get('format')!r}; expected {format_name!r}.")
+        raise FormatError(f"{path}: format is {_shown(value.get('format'))}; expected {format_name!r}.")
     found = value.get("version")
     if found != version or isinstance(found, bool):
-        raise FormatError(f"{path}: version is {found!r}; this program reads version {version}. Make the file anew.")
+        raise FormatError(
+            f"{path}: version is {_shown(found)}; this program reads version {version}. Make the file anew."
+        )
 
 
-def _first_problem(error: ValidationError) -> str:
-    """The first thing pydantic found, as `layers[3].forward_ms: found -1.0, ...`, and how many there are."""
-    problems = error.errors(include_url=False)
+def _first_problem(error: ValidationError, value: Any) -> str:
+    """The first thing pydantic found in a value, as `layers[3].forward_ms: found -1.0, ...`, and how many there are."""
+    # Without the inputs: each of many missing fields would be shown with all that stands around it.
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
+    # A row that was not read to its end is also said to be too short.
+    problems = [each for each in problems if each["type"] != "too_short" or not _at(value, each["loc"])]
     path = reduce(_joined, first["loc"], "")
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
@@ -166,8 +219,16 @@ def _first_problem(error: ValidationError) -> str:
     elif first["type"] == "value_error":
         text = f"{path}: {message}" if path else message
     else:
-        found = repr(first["input"])
-        found = found if len(found) <= 60 else found[:57] + "..."
-        text = f"{path}: found {found}; {message[0].lower()}{message[1:]}."
+        text = f"{path}: found {_shown(_at(value, first['loc']))}; {message[0].lower()}{message[1:]}."
     more = len(problems) - 1
     return text + (f" ({more} more problem{'s' if more > 1 else ''}.)" if more else "")
+
+
+def _at(value: Any, location: Iterable[int | str]) -> Any:
+    """What stands at a place, or around it where the last steps are names of pydantic's own."""
+    for part in location:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            break
+    return value

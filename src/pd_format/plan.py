@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pd_format.jsonfile import Record, read_record
+from pd_format.jsonfile import Record, Rows, read_record
 from pd_format.profile import Count, Milliseconds, SizeBytes, Text, Workload
 
 __all__ = ["Host", "Plan", "PlanPrediction", "Stage", "StagePrediction", "read_plan"]
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+_SHOWN = 20
+"""Ranks that a message lists."""
 Ratio = Annotated[float, Field(ge=0)]
 
 
@@ -34,7 +37,7 @@ class Stage(Record):
     last_layer: Text
     layers: Count
     replicas: Count
-    workers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    workers: Annotated[Rows[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     in_flight: Count
     predicted: StagePrediction
     recompute: bool = False
@@ -72,9 +75,9 @@ class Plan(Workload):
     strategy: Text
     config: Text
     noam: Count
-    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    stages: Annotated[Rows[Stage], Field(min_length=1)]
     predicted: PlanPrediction
-    hosts: tuple[Host, ...] = ()
+    hosts: Rows[Host] = ()
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "momentum"
     """What the memory figures count the state of."""
     cost_model: Literal["paper", "duplex"] = "paper"
@@ -88,11 +91,11 @@ class Plan(Workload):
             place = f"stages[{index}]"
             if stage.index != index:
                 raise ValueError(f"{place}.index: found {stage.index}; stages are numbered from 0, expected {index}.")
-            expected = tuple(range(rank, rank + stage.replicas))
-            if stage.workers != expected:
+            expected = range(rank, rank + stage.replicas)  # Of which there may be any number, so it is not written out.
+            if len(stage.workers) != stage.replicas or stage.workers != tuple(expected):
                 raise ValueError(
-                    f"{place}.workers: found {list(stage.workers)}; with {stage.replicas} replicas and workers "
-                    f"numbered stage by stage, expected {list(expected)}."
+                    f"{place}.workers: found {_listed(stage.workers)}; with {stage.replicas} replicas and workers "
+                    f"numbered stage by stage, expected {_listed(expected)}."
                 )
             rank += stage.replicas
         config = "-".join(str(stage.replicas) for stage in self.stages)
@@ -126,6 +129,11 @@ class Plan(Workload):
             if rank in stage.workers:
                 return stage, rank - stage.workers[0]
         raise ValueError(f"worker {rank} of {self.workers}")
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_SHOWN]))
+    return f"[{shown}, ...]" if len(ranks) > _SHOWN else f"[{shown}]"
 
 
 def read_plan(path: Path) -> Plan:

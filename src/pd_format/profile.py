@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from pd_format.jsonfile import Record, read_record
+from pd_format.jsonfile import Record, Rows, read_record
 
 __all__ = [
     "PRECISIONS",
@@ -55,7 +55,7 @@ class InputSpec(Record):
     """One input of the model: its shape with the batch dimension first, and its dtype as torch names it."""
 
     name: Text
-    shape: Annotated[tuple[SizeBytes, ...], Field(min_length=1)]
+    shape: Annotated[Rows[SizeBytes], Field(min_length=1)]
     dtype: Text
 
 
@@ -103,7 +103,7 @@ class Workload(Record):
     version: int
     model: ModelSpec
     minibatch_size: Count
-    inputs: Annotated[tuple[InputSpec, ...], Field(min_length=1)]
+    inputs: Annotated[Rows[InputSpec], Field(min_length=1)]
     data: Text = "synthetic"
     task: Text = "classification"
     precision: PrecisionName = "fp32"
@@ -117,7 +117,7 @@ class Profile(Workload):
     version: Literal[1] = 1
     device: Device
     minibatches: Annotated[int, Field(ge=0)]
-    layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1)]
+    layers: Annotated[Rows[LayerProfile], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _layers_are_consistent(self) -> Profile:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pd_format.errors import FormatError
+from pd_format.jsonfile import read_text
 from pd_format.profile import Device, InputSpec, LayerProfile, ModelSpec, Profile, read_profile
 
 __all__ = ["is_original", "parse_graph", "read_any_profile"]
@@ -31,6 +32,8 @@ _FACTORY = "no.factory:in_a_text_profile"
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _TIMES = _FIELDS[:2]
 _MOST = 1e15
+_FIGURE = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_MOST_DIGITS = 100
 _NAMED = 5
 _EXAMPLE = (
     "'node4 -- Conv2d(3, 64) -- forward_compute_time=1.5, backward_compute_time=3.0, activation_size=8.0, "
@@ -67,12 +70,7 @@ def read_any_profile(path: Path) -> Profile:
     """
     if path.suffix == ".json":
         return read_profile(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: is not text ({error}); expected a profile.") from None
+    text = read_text(path, "a profile", encoding="utf-8-sig")
     if text.lstrip()[:1] in ("{", "["):
         return read_profile(path)
     name = path.parent.name if path.stem == "graph" and path.parent.name else path.stem
@@ -185,7 +183,7 @@ def _node(content: str, line: int) -> _Node:
         raise FormatError(f"line {line}: found {_short(content)}; expected a node such as {_EXAMPLE}.")
     number = _number(parts[0], line)
     figures: dict[str, float] = {}
-    for item in re.split(r",(?![^\[]*\])", parts[-1]):
+    for item in _items(parts[-1]):
         field, equals, value = (part.strip() for part in item.partition("="))
         if field not in _FIELDS or not equals:
             raise FormatError(
@@ -199,6 +197,17 @@ def _node(content: str, line: int) -> _Node:
         if field not in figures:
             raise FormatError(f"line {line}: node{number} has no {field}; the line may not be whole.")
     return _Node(number, line, " -- ".join(parts[1:-1]).strip() or "?", figures)
+
+
+def _items(text: str) -> Iterator[str]:
+    """What stands between the commas, but for those in brackets; in time that grows no faster than the text."""
+    begun: list[str] = []
+    for part in text.split(","):
+        begun.append(part)
+        if (len(begun) == 1 and "[" not in part) or "]" in part:
+            yield ",".join(begun)
+            begun = []
+    yield from begun  # A bracket that never closes.
 
 
 def _edge(content: str, line: int) -> _Edge:
@@ -227,7 +236,9 @@ def _figure(value: str, field: str, number: int, line: int) -> float:
         parts = re.split("[;,]", value[1:-1]) if value[1:-1].strip() else []
     total = 0.0
     for part in parts:
-        if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", part.strip(), re.ASCII):
+        if len(part) > _MOST_DIGITS or not re.fullmatch(
+            r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", part.strip(), re.ASCII
+        ):
             raise FormatError(f"{place} is {_short(value)}; expected a number of {_unit(field)}.")
         figure = float(part)
         if not 0 <= figure <= _MOST:
@@ -268,11 +279,11 @@ def _cycle(following: dict[int, list[int]]) -> list[int]:
     """One cycle among nodes of which each lies on one or behind one; it begins with its smallest number."""
     before = {target: number for number in sorted(following, reverse=True) for target in following[number]}
     # Each of the nodes waits for another of them: going back must come round.
-    number, seen = min(before), []
+    number, seen = min(before), dict[int, int]()
     while number not in seen:
-        seen.append(number)
+        seen[number] = len(seen)
         number = before[number]
-    cycle = seen[seen.index(number) :][::-1]
+    cycle = list(seen)[seen[number] :][::-1]
     start = cycle.index(min(cycle))
     return cycle[start:] + cycle[:start]
 

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pd_format.errors import UserError
-from pd_format.jsonfile import Record, read_record, write_record
+from pd_format.jsonfile import Record, Rows, read_record, write_record
 
 __all__ = [
     "FOLDER",
@@ -101,9 +101,9 @@ class PartRecord(Record):
     stage: Whole
     replica: Whole
     rank: Whole
-    state: tuple[str, ...]
+    state: Rows[str]
     """Names of the parameters and buffers."""
-    ranges: tuple[tuple[str, Whole, Whole], ...]
+    ranges: Rows[tuple[str, Whole, Whole]]
     """Of the optimizer's shard: see `Range`."""
     has_progress: bool
     """Whether the run's own counters and metrics are in it."""
