@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test chaos lint types check format bench profiles models clean
+.PHONY: help install demo test chaos fuzz lint types check format bench profiles models clean
 
 help: ## Say what there is
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,9 @@ test: $(INSTALLED) ## Run the tests
 
 chaos: $(INSTALLED) ## Kill workers at 50 random moments of one run; up to 15 minutes (KILLS=50 SEED=0)
 	timeout 900 $(BIN)/python -m pytest -m slow -s tests/test_restarts.py
+
+fuzz: $(INSTALLED) ## Feed hostile input to all readers; up to 15 minutes (COUNT=400000 SEED=0)
+	timeout 900 $(BIN)/python -m pytest -m slow -s tests/test_fuzz.py
 
 lint: $(INSTALLED) ## Look for mistakes and style, change nothing
 	$(BIN)/ruff check .

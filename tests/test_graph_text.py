@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -196,3 +197,20 @@ def test_a_list_of_activation_sizes_counts_in_full() -> None:
     lstm = next(layer for layer in original_profile("gnmt").layers if layer.name == "node7")
 
     assert lstm.stash_bytes == 6291456 + 131072 + 131072
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        node(1, out="1" * 2_000_000 + "x"),
+        node(1, out="1" * 2_000_000),
+        "node1 -- Op -- " + "[," * 1_000_000,
+        "".join(map(node, range(20_000))) + "".join(f"\tnode{n} -- node{(n + 1) % 20_000}\n" for n in range(20_000)),
+    ],
+    ids=["digits", "a long number", "commas", "a long circle"],
+)
+def test_a_hostile_profile_is_refused_soon(text: str) -> None:
+    start = time.thread_time()
+    with pytest.raises(FormatError):
+        parse_graph(text, "bad")
+    assert time.thread_time() - start < 5

@@ -298,3 +298,34 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"cannot be written \((Not a directory|File exists)\); name another place\."):
         write_text(tmp_path / "runs" / "plan.json", "{}")
+
+
+def test_a_plan_cannot_ask_for_more_memory_than_its_text(plan_path: Path) -> None:
+    path = edited(plan_path, lambda v: v["stages"][0].update(replicas=10**15))
+
+    assert refusal(read_plan, path).startswith("stages[0].workers: found [0")
+
+
+@pytest.mark.parametrize("key", ["\x1b[31m", "\ud800", "x" * 1000])
+def test_a_message_shows_no_control_characters_of_a_file(key: str, profile_path: Path) -> None:
+    for change in (lambda v: v["device"].update({key: 1}), lambda v: v["device"].update({key: float("nan")})):
+        text = refusal(read_profile, edited(profile_path, change))
+        assert text.encode().decode().isprintable()
+        assert len(text) < 200
+
+
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(FormatError, match=r"/dev/zero: is longer than 16 MiB; expected a JSON file\."):
+        read_profile(Path("/dev/zero"))
+
+
+def test_many_problems_of_a_kind_are_one(profile_path: Path) -> None:
+    path = edited(profile_path, lambda v: v.update(layers=[{}] * 100_000))
+
+    assert refusal(read_profile, path) == "layers[0].name: is missing. (6 more problems.)"
+
+
+def test_an_object_with_thousands_of_fields_is_refused(profile_path: Path) -> None:
+    path = edited(profile_path, lambda v: v["device"].update({str(number): 0 for number in range(5000)}))
+
+    assert refusal(read_profile, path) == "device: holds 5003 fields; expected only the fields of the format."

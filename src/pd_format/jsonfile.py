@@ -27,6 +27,7 @@ class Record(BaseModel):
 
 _MOST_BYTES = 16 << 20
 """Of a file: a hundred times the largest profile so far. Reading takes up to 50 times as much memory."""
+_READ_BYTES = 64 << 10
 _MOST_DIGITS = 20
 """Far more than any size needs; Python itself refuses numbers of some thousand."""
 _MOST_FIELDS = 1000
@@ -51,9 +52,11 @@ def read_text(path: Path, expected: str, encoding: str = "utf-8") -> str:
     Raises:
         FormatError: the file cannot be read, is too large, or is not text.
     """
+    content = bytearray()
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            while len(content) <= _MOST_BYTES and (block := file.read(_READ_BYTES)):
+                content += block
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror}).") from None
     if len(content) > _MOST_BYTES:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from pd_format.errors import UserError
 from pd_format.jsonfile import Record, Rows, read_record, write_record
+from pd_train.checkpoint.pickled import check_pickle
 
 __all__ = [
     "FOLDER",
@@ -68,7 +69,7 @@ def position_of(folder: str) -> Position | None:
     """The position that a folder is named after."""
     _, epoch, *rest = folder.split("-")
     minibatch = rest[1] if len(rest) == 2 else "0"
-    if not (epoch.isdigit() and minibatch.isdigit()):
+    if not (epoch.isdecimal() and minibatch.isdecimal()):
         return None
     position = Position(int(epoch), int(minibatch))
     return position if position.folder == folder else None
@@ -218,14 +219,34 @@ def load_part(path: Path) -> Part:
     if digest.hexdigest() != record.sha256:
         raise DamagedPart(f"{file}: its checksum is not the one that was written with it")
     try:
+        check_pickle(file)
         content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
         state, optimizer, progress = content["state"], content["optimizer"], content["progress"]
         shard = tuple(ShardSlice(Range(*r), kept) for r, kept in zip(record.ranges, optimizer, strict=True))
         if set(state) != set(record.state) or record.has_progress != (progress is not None):
             raise ValueError("it holds something else than its record says")
+        _check_tensors(state, None)
+        for each in shard:
+            _check_tensors(each.state, each.range.stop - each.range.start)
+        if not isinstance(progress, dict | None):
+            raise ValueError("its progress has another form")
     except Exception as error:  # A file may be made by anyone: whatever torch objects to is damage.
-        raise DamagedPart(f"{file}: cannot be read ({str(error).splitlines()[0]})") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DamagedPart(f"{file}: cannot be read ({reason[:200]})") from None
     return Part(record, state, shard, progress)
+
+
+def _check_tensors(found: Any, elements: int | None) -> None:
+    """Tensors by name, each as long as its bytes in the file; single numbers, or rows of so many elements."""
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__} where named tensors are expected")
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ValueError(f"it holds a {type(tensor).__name__} where a tensor is expected")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ValueError(f"{name} is longer than its bytes")
+        if elements is not None and tensor.dim() and tensor.shape != (elements,):
+            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected ({elements},)")
 
 
 def write_file(path: Path, value: object) -> tuple[str, int]:
