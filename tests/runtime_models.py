@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -263,3 +264,30 @@ class Noting(Dataset):
 
 def noting() -> tuple[Dataset, Dataset]:
     return Noting(50), numbers(4, 2)
+
+
+class _Stuck(Dataset[tuple[Tensor, Tensor]]):
+    """Samples of which one is never read to its end."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        _get_stuck()
+        raise AssertionError
+
+
+def _get_stuck() -> None:
+    with open(os.environ["STUCK"], "w") as fifo:
+        fifo.write("here")
+    threading.Event().wait()
+
+
+def stuck_at_the_start() -> tuple[TensorDataset, TensorDataset]:
+    """Says so in the FIFO `STUCK`, and never returns."""
+    _get_stuck()
+    raise AssertionError
+
+
+def stuck_in_validation() -> tuple[TensorDataset, _Stuck]:
+    return numbers_40()[0], _Stuck()

@@ -205,6 +205,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     show_default=True,
     help="Seconds that a worker may wait for another one that is alive.",
 )
+@click.option(
+    "--debug-dump/--no-debug-dump",
+    default=True,
+    show_default=True,
+    help="On SIGUSR1, to pd-train or to one worker: write to the workers' logs where each stands in its schedule, what "
+    "it waits for, its queues and its threads' stacks; training goes on.",
+)
 @click.version_option(package_name="pipedream", prog_name="pd-train")
 def main(**given: Any) -> None:
     """Train a model pipeline-parallel by a plan, one worker process a machine of the plan.
@@ -261,6 +268,7 @@ def _settle(
     max_restarts: int,
     peer_timeout: float,
     stall_timeout: float,
+    debug_dump: bool,
 ) -> RunOptions:
     """What the run is, after all checks; makes its folder.
 
@@ -318,6 +326,7 @@ def _settle(
         resume="no" if resume is None else "yes",
         peer_timeout=peer_timeout,
         stall_timeout=stall_timeout,
+        debug_dump=debug_dump,
     )
 
 
@@ -350,12 +359,16 @@ def _train(options: RunOptions, remarks: Iterable[str], most_restarts: int) -> N
             metrics.append(event.metrics)
         display.handle(event)
 
+    before = signal.getsignal(signal.SIGUSR1)
+    if options.debug_dump:  # Not to be ended by it between two starts of the run.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         show(RunStarted(options.plan.config, options.plan.workers, options.threads, str(options.run_dir)))
         for remark in remarks:
             show(Note(remark))
         train(options, most_restarts, show)
     finally:
+        signal.signal(signal.SIGUSR1, before)
         display.close()
     (end,) = ended
     if isinstance(end, Evaluated):

@@ -116,6 +116,7 @@ class StageRunner:
         self._is_last = links.place.after is None
         self._forwards = self._backwards = range(0)
         self._sent_before = self._training_bytes = 0
+        self._at: tuple[Segment | None, WorkItem | None] = None, None
         sets.is_wanted = lambda version: versions.is_wanted(version, self._forwards, self._backwards)
         self._inbox.on_idle = server.advance
         self._inbox.handle("gradient", self._take_gradients)
@@ -138,8 +139,11 @@ class StageRunner:
             self._forwards = self._backwards = range(replica, segment.minibatches, replicas)
             size = SegmentSize(segment.minibatches, segment.samples, segment.last_samples)
             self._server.start_segment(segment.number, size, segment.rate * self._rate_scale)
+        self._at = segment, None
         for item in work_order(replica, replicas, self._stage.in_flight, segment.minibatches):
+            self._at = segment, item
             (forward if item.forward else backward)(segment, item)
+        self._at = segment, None
         if segment.training:
             self._drain(segment)
             self._training_bytes += self._links.sent_bytes - sent_before
@@ -159,6 +163,19 @@ class StageRunner:
             self._links.refused,
             [] if self._source is None else self._source.skipped,
         )
+
+    def standing(self) -> list[str]:
+        """Where it stands, for people; may be called from any thread."""
+        segment, item = self._at
+        if segment is None:
+            return ["schedule: no segment yet", self._sets.standing()]
+        what = "training" if segment.training else "validation"
+        span = f"minibatches {segment.first} to {segment.first + segment.minibatches - 1}"
+        place = "at its end" if item is None else f"{'F' if item.forward else 'B'}({item.minibatch})"
+        return [
+            f"schedule: segment {segment.number}, {what} of epoch {segment.epoch}, {span}: {place}",
+            self._sets.standing(),
+        ]
 
     def _train_forward(self, segment: Segment, item: WorkItem) -> None:
         b = item.minibatch

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import queue
+import threading
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from pd_train.events import Event
 from pd_train.options import RunOptions
 
-__all__ = ["Bound", "Done", "Failed", "FromWorker", "Happened", "Peers", "WorkerSetup", "log_path"]
+__all__ = ["Bound", "Done", "Failed", "FromWorker", "Happened", "Launcher", "Peers", "WorkerSetup", "log_path"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,3 +84,32 @@ class Done:
 
 
 FromWorker = Bound | Happened | Failed | Done
+
+
+class Launcher:
+    """The program that started this process, as seen from here; the process ends as soon as that program is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._peers: queue.SimpleQueue[Peers] = queue.SimpleQueue()
+        threading.Thread(target=self._watch, name="launcher-watch", daemon=True).start()
+
+    def tell(self, what: FromWorker) -> None:
+        """Nobody may be there to hear it any more."""
+        with contextlib.suppress(OSError):
+            self._connection.send(what)
+
+    def tell_event(self, event: Event) -> None:
+        """Something for the display."""
+        self.tell(Happened(event))
+
+    def await_peers(self) -> dict[int, tuple[str, int]]:
+        """Where all workers listen, once all of them do."""
+        return self._peers.get().addresses
+
+    def _watch(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._peers.put(self._connection.recv())
+        log.error("the program that started this worker has gone")
+        os._exit(1)

@@ -7,6 +7,7 @@ here: a wait for a peer that is alive says so after 10 s and then every 60 s, an
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ class Inbox:
         """Whose loss ends the run; None for anyone's."""
         self.lost_peers: set[int] = set()
         """Peers that went away when they were needed no more."""
+        self._waiting: tuple[float, Callable[[], str]] | None = None
 
     def handle(self, kind: str, handler: Callable[[Message], None]) -> None:
         """Messages of a kind without a handler are kept until `wait_for` takes them.
@@ -65,6 +67,14 @@ class Inbox:
     def kept(self) -> list[Any]:
         """The bodies that wait to be taken."""
         return list(self._kept.values())
+
+    def standing(self) -> list[str]:
+        """Where it stands, for people; may be called from any thread."""
+        waiting, kept = self._waiting, Counter(kind for kind, _, _ in list(self._kept))
+        doing = (
+            "computes" if waiting is None else f"has waited {time.monotonic() - waiting[0]:.1f} s for {waiting[1]()}"
+        )
+        return [doing, f"messages kept until they are due, by kind: {dict(kept)}"]
 
     def poll(self) -> None:
         """Sort all that has arrived, without waiting."""
@@ -93,6 +103,7 @@ class Inbox:
         if ready():
             return
         start = time.monotonic()
+        self._waiting = start, what
         next_notice = start + min(_FIRST_NOTICE_S, self._stall_timeout)
         while not ready():
             item = self._transport.receive(timeout=max(0.01, next_notice - time.monotonic()))
@@ -107,6 +118,7 @@ class Inbox:
                 raise StallError(f"{text}; gave up (--stall-timeout)")
             self.notice(text)
             next_notice = min(now + _NOTICE_EVERY_S, max(now + 0.01, start + self._stall_timeout))
+        self._waiting = None
 
     def _sort(self, item: Message | PeerLost) -> None:
         if isinstance(item, PeerLost):

@@ -21,7 +21,8 @@ from typing import Any
 from pd_format.errors import UserError
 from pd_format.plan import Plan
 from pd_train.control import Bound, Done, Failed, Happened, Peers, WorkerSetup, log_path
-from pd_train.events import Event
+from pd_train.debug_dump import DumpRequests, held_back
+from pd_train.events import Event, Note
 from pd_train.options import RunOptions
 from pd_train.routing import place_of
 
@@ -81,14 +82,14 @@ def launch(options: RunOptions, show: Callable[[Event], None]) -> None:
     digest = hashlib.sha256(plan.model_dump_json().encode()).hexdigest()
     run = f"{secrets.token_hex(8)}-{digest[:16]}"
     workers: list[_Worker] = []
-    with _signals_as_exception():
+    with _signals_as_exception(), DumpRequests(options.debug_dump) as dumps:
         try:
             context = _process_context()
             for rank in range(plan.workers):
                 address, port = _listen_at(plan, rank)
                 setup = WorkerSetup(options, rank, run, address, port, rank, plan.workers)
                 workers.append(_start(context, setup))
-            _watch(workers, plan, show)
+            _watch(workers, plan, show, dumps)
         finally:
             _stop(workers)
             _clear_temporary(options.run_dir)
@@ -101,14 +102,13 @@ def _process_context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "pd_train.preload"])
     # Ctrl-C reaches every process of the terminal: it must not break these two off with a traceback while they start.
+    # SIGUSR1 may be sent to all processes of a job, and would end them.
     # A blocked signal stays blocked in a child, and waits for the parent; the tracker unblocks it, so it goes first.
-    with _quiet_tracker():
-        multiprocessing.resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        multiprocessing.forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    with held_back(signal.SIGUSR1):
+        with _quiet_tracker():
+            multiprocessing.resource_tracker.ensure_running()
+        with held_back(signal.SIGINT):
+            multiprocessing.forkserver.ensure_running()
     return context
 
 
@@ -149,17 +149,21 @@ def _work(setup: WorkerSetup, connection: Connection) -> None:
     work(setup, connection)
 
 
-def _watch(workers: Sequence[_Worker], plan: Plan, show: Callable[[Event], None]) -> None:
+def _watch(workers: Sequence[_Worker], plan: Plan, show: Callable[[Event], None], dumps: DumpRequests) -> None:
     """Hear the workers out until all are done, or raise the first cause of a failure."""
     addresses: dict[int, tuple[str, int]] = {}
     deadline: float | None = None
     while not all(worker.heard_out for worker in workers):
         by_connection = {worker.connection: worker for worker in workers if not worker.heard_out}
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = wait(list(by_connection), timeout)
+        ready = wait([dumps.descriptor, *by_connection], timeout)
         if deadline is not None and time.monotonic() >= deadline:
             break
         for connection in ready:
+            if connection == dumps.descriptor:
+                running = [worker.process.pid for worker in workers if not worker.heard_out]
+                show(Note(dumps.pass_on(running, workers[0].setup.options.run_dir)))
+                continue
             worker = by_connection[connection]  # type: ignore[index]
             try:
                 what = worker.connection.recv()

@@ -98,6 +98,8 @@ class RunOptions:
     """Seconds of silence after which a peer counts as dead."""
     stall_timeout: float = 1800.0
     """Seconds that a wait for a live peer may take."""
+    debug_dump: bool = True
+    """Whether SIGUSR1 makes workers write where they stand to their logs."""
 
     def versions(self, stage: int) -> StageVersions:
         """Which weight versions the passes of a stage use."""

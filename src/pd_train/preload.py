@@ -1,8 +1,9 @@
 """Imported once by the process that workers are forked from: what every worker needs, loaded before the forks.
 
-The one module whose import does something. The first matrix product on torch's meta device, which tracing a model
+A module whose import does something. The first matrix product on torch's meta device, which tracing a model
 needs, makes torch load its compiler, some two seconds that each worker would spend again.
 
+SIGUSR1 is not for this process, nor for a worker before it can answer it.
 Ctrl-C reaches this process too. While it loads there is nothing to stop but itself, which it does without a word;
 afterwards the program that started it stops the workers, and both leave the signal alone.
 """
@@ -10,8 +11,11 @@ afterwards the program that started it stops the workers, and both leave the sig
 import os
 import signal
 
+import pd_train.tied
+
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})
 
 import torch  # noqa: E402
 

@@ -16,6 +16,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import pickle
+import signal
 import threading
 import traceback
 import warnings
@@ -32,6 +33,7 @@ from pd_format.layers.factory import load_function
 from pd_format.units import format_bytes
 from pd_train.course import Course, Key
 from pd_train.data import Minibatch, MinibatchLoader
+from pd_train.debug_dump import held_back
 from pd_train.host import shared_memory_bytes
 from pd_train.options import RunOptions
 from pd_train.routing import Place
@@ -254,12 +256,13 @@ def open_source(
 
 def prepare_processes(data: str) -> None:
     """Begin to start the process that loader processes are forked from, which loads torch meanwhile."""
-    modules = [__name__]
+    modules = ["pd_train.tied", __name__]
     if images_of(parse_data(data)) is not None:
         modules.append("torchvision.transforms")
     if multiprocessing.parent_process() is not None:  # A program that launches workers has such a process already.
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
-    multiprocessing.forkserver.ensure_running()
+    with held_back(signal.SIGUSR1):  # For ever: it is for workers.
+        multiprocessing.forkserver.ensure_running()
 
 
 class _Order:

@@ -22,7 +22,7 @@ __all__ = ["continue_run", "make_run_folder", "write_options"]
 
 _MAY_CHANGE = frozenset(
     {"device", "threads", "metric", "target_metric", "target_accuracy", "measure_memory", "keep", "max_restarts",
-     "loader_workers", "peer_timeout", "stall_timeout"}
+     "loader_workers", "peer_timeout", "stall_timeout", "debug_dump"}
 )  # fmt: skip
 """Options that a run may go on with others of: none of its numbers depends on them, or no more than on the machine."""
 _OF_ONE_START = frozenset({"plan_path", "run_dir", "resume", "evaluate_only"})

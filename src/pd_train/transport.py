@@ -136,6 +136,13 @@ class Transport:
         """Messages that were of no use."""
         return self._refusals.count
 
+    def standing(self) -> list[str]:
+        """Where it stands, for people; may be called from any thread."""
+        return [
+            f"queues: {len(self._outgoing)} messages to send, {self._inbox.qsize()} to read; {self.refused} refused",
+            f"messages handed to the network so far, by worker: {dict(self._sequence)}",
+        ]
+
     def refuse(self, reason: str) -> None:
         """Count a message as refused, and log it unless there are too many."""
         with self._refusing:

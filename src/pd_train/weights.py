@@ -58,6 +58,14 @@ class ParameterSets:
         """Whether the version is there as a whole."""
         return self._frozen or self._complete >= version
 
+    def standing(self) -> str:
+        """Where it stands, for people; may be called from any thread."""
+        in_use = {version: count for version, count in self._in_use.copy().items() if count}
+        return (
+            f"weight versions held {sorted(self._set_of.copy())}, the newest that is whole {self._complete}, in use by "
+            f"minibatches in flight {in_use}"
+        )
+
     def newest(self) -> list[nn.Parameter]:
         """The parameters of the newest version that is whole."""
         return self.sets[self.set_of(self._complete)]

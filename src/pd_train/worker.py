@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,11 +30,12 @@ from pd_train.checkpoint.keeper import Keeper
 from pd_train.checkpoint.progress import RunProgress
 from pd_train.clipping import Clipping
 from pd_train.compute import DivergedError, StageRunner
-from pd_train.control import Bound, Done, Failed, FromWorker, Happened, Peers, WorkerSetup, log_path
+from pd_train.control import Bound, Done, Failed, Launcher, WorkerSetup, log_path
 from pd_train.data import MinibatchLoader
 from pd_train.datasets.loading import load_datasets
+from pd_train.debug_dump import WorkerDump
 from pd_train.engine import TorchEngine
-from pd_train.events import Event, Note
+from pd_train.events import Note
 from pd_train.forms import plan_problem
 from pd_train.host import available_cores, shared_memory_bytes
 from pd_train.inbox import Inbox, PeerLostError, StallError
@@ -65,11 +64,11 @@ _GOODBYE_LINGER_S = 5.0
 def work(setup: WorkerSetup, connection: Connection) -> None:
     """Run one worker; tells the launcher over the connection how it ends. Called in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which stops all workers.
-    launcher = _Launcher(connection)
+    launcher = Launcher(connection)
     place = place_of(setup.options.plan, setup.rank)
     try:
         _log_to_file(setup, place)
-        _run(setup, place, launcher)
+        _run(setup, place, launcher, WorkerDump(setup.options.debug_dump))
     except (UserError, DivergedError, StallError) as error:
         log.error("%s", error)
         launcher.tell(Failed(str(error)))
@@ -91,33 +90,7 @@ def work(setup: WorkerSetup, connection: Connection) -> None:
     sys.stderr.flush()
 
 
-class _Launcher:
-    """The connection to the program that started this process; the process ends when that program is gone."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def tell(self, what: FromWorker) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.send(what)
-
-    def tell_event(self, event: Event) -> None:
-        self.tell(Happened(event))
-
-    def await_peers(self) -> dict[int, tuple[str, int]]:
-        """Where all workers listen; from then on the connection is only watched for its end."""
-        peers = self._connection.recv()
-        assert isinstance(peers, Peers)
-        threading.Thread(target=self._watch, name="launcher-watch", daemon=True).start()
-        return peers.addresses
-
-    def _watch(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            self._connection.recv()
-        os._exit(1)
-
-
-def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
+def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump) -> None:
     options = setup.options
     torch.set_num_threads(options.threads)
     device = _choose_device(options.device, setup.local_index)
@@ -126,8 +99,10 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
         prepare_processes(options.data)
     # A run that goes on takes its weights from the checkpoint; the file that it began with may be gone.
     init_from = options.init_from if options.resume == "no" else None
+    dump.phase = "builds its stage"
     built = build_stage(options.plan, place.stage.index, options.seed, device, init_from)
     task = get_task(options.plan.task)
+    dump.phase = "opens the data"
     loaders, measure = _open_data(options, built, task) if place.before is None else (None, None)
     source = None
     if loaders is not None:
@@ -138,11 +113,17 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
     linger = 0.0
     try:
         launcher.tell(Bound(transport.address, transport.port))
+        dump.add(transport.standing)
+        dump.phase = "waits until all workers of the plan have started"
         transport.connect(launcher.await_peers())
         inbox = Inbox(transport, str(place), options.stall_timeout, lambda text: launcher.tell_event(Note(text)))
+        dump.add(inbox.standing)
+        dump.phase = "prepares to train"
         links = Links(place, transport, inbox)
         loss_scale = _loss_scale(options, links)
         runner, sets, server = _assemble(place, options, built, links, source, loss_scale, device, task)
+
+        dump.add(runner.standing)
 
         def state() -> dict[str, Tensor]:
             return {**(built.unused if setup.rank == 0 else {}), **built.state(sets.newest())}
@@ -150,7 +131,9 @@ def _run(setup: WorkerSetup, place: Place, launcher: _Launcher) -> None:
         keeper = None if options.evaluate_only else _keeper(setup, place, state, server, runner)
         progress = RunProgress()
         if options.resume != "no":
+            dump.phase = "agrees with the others on a checkpoint to go on from"
             progress = _resume(setup, built, sets, server, links, runner, loss_scale)
+        dump.phase = "runs"
         if loaders is not None and setup.rank == 0:
             tell = launcher.tell_event
             lead = Lead(options, runner, transport, inbox, loaders, loss_scale, device, tell, measure, keeper)
