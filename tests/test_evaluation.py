@@ -89,4 +89,4 @@ def test_weights_that_are_no_numbers_are_noticed(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "w.pt")
     result = evaluate(tmp_path, "--init-from", tmp_path / "w.pt", config="1")
     assert result.exit_code == 1
-    assert "the loss of validation minibatch 0 of epoch 0 is nan; stopped." in " ".join(result.stderr.split())
+    assert "the loss of validation minibatch 0 of epoch 1 is nan; stopped." in " ".join(result.stderr.split())

@@ -15,6 +15,7 @@ import torch
 import zmq
 
 from pd_format.plan import Host, Plan
+from pd_train import forms, routing
 from pd_train.admission import GREETING, Admission, Refusals
 from pd_train.control import WorkerSetup
 from pd_train.events import Event, Progress
@@ -243,3 +244,10 @@ def test_the_reason_names_the_message(plan: Plan) -> None:
     assert "'forward' 3 of worker 1, whose content has another form" in str(
         plan_problem(plan, place, Message("forward", 1, 0, 3))
     )
+
+
+def test_every_kind_of_message_has_a_sender_and_a_form() -> None:
+    """A kind that is missing in one of the two tables would be refused when it is first sent."""
+    of_stages = {"forward", "backward", "score"}
+    kinds = routing._TO_RANK_0 | routing._FROM_RANK_0 | routing._OF_STAGE | routing._OF_ALL
+    assert kinds | of_stages == forms._FORMS.keys()

@@ -35,7 +35,7 @@ def options_of(plan: Plan, run_dir: Path, **changes: object) -> RunOptions:
 
 def test_a_loss_that_becomes_nan_stops_the_run_and_names_the_minibatch(tmp_path: Path) -> None:
     options = options_of(a_plan(), tmp_path / "run", optimizer=OptimizerOptions("sgd", lr=1e30))
-    with pytest.raises(UserError, match=r"worker 1 \(stage 1 replica 0\): the loss of minibatch \d+ of epoch 0 is"):
+    with pytest.raises(UserError, match=r"worker 1 \(stage 1 replica 0\): the loss of minibatch \d+ of epoch 1 is"):
         launch(options, lambda event: None)
 
 
@@ -91,7 +91,9 @@ def test_a_port_in_use_names_the_worker_and_the_port(tmp_path: Path) -> None:
         free.close()
         hosts = tuple(Host(address="127.0.0.1", port=port) for port in ports)
         plan = a_plan("1-1").model_copy(update={"hosts": hosts})
-        with pytest.raises(UserError, match=rf"worker 1 \(stage 1 replica 0\): port {ports[1]} of 127\.0\.0\.1"):
+        with pytest.raises(
+            UserError, match=rf"worker 1 \(stage 1 replica 0 on 127\.0\.0\.1\): port {ports[1]} of 127\.0\.0\.1"
+        ):
             launch(options_of(plan, tmp_path / "run"), lambda event: None)
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import training_models
 from pd_format.errors import UserError
 from pd_train.events import EpochEnded, Event, Note, Progress, RunEnded
 from pd_train.launch import WorkerLost
@@ -89,12 +91,17 @@ def test_a_run_that_loses_a_worker_starts_again_and_ends_with_the_same_bits(
 
 
 @needs_proc
-def test_a_worker_lost_before_the_first_checkpoint_costs_no_more_than_the_beginning(
-    undisturbed: Path, tmp_path: Path
-) -> None:
-    options = dataclasses.replace(options_of(tmp_path / "run", "2-1"), checkpoint_every=None)
-    train_watched(options, 1, Killer(Progress, 1, signal.SIGKILL))
-    assert not list((tmp_path / "run" / "checkpoints").glob("*minibatch*"))
+def test_a_worker_lost_before_the_first_checkpoint_costs_no_more_than_the_beginning(tmp_path: Path) -> None:
+    """The weights to start from included."""
+    weights = tmp_path / "weights.pt"
+    torch.manual_seed(1)
+    torch.save(training_models.bn_dropout().state_dict(), weights)
+    changes: dict[str, Any] = {"checkpoint_every": None, "init_from": str(weights)}
+    train_watched(options_of(tmp_path / "alone", "2-1", **changes), 0)
+    events = train_watched(options_of(tmp_path / "run", "2-1", **changes), 1, Killer(Progress, 1, signal.SIGKILL))
+    (ended,) = [event for event in events if isinstance(event, RunEnded)]
+    assert ended.restarts == 1
+    assert_same(tmp_path / "run", tmp_path / "alone")
 
 
 @needs_proc

@@ -286,7 +286,9 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         free.close()
         path = edit(write_plan(tmp_path), _hosts(*(("127.0.0.1", port) for port in ports)))
         result = pd_train("--plan", path, "--run-dir", tmp_path / "run")
-    assert_refused(result, rf"worker 1 \(stage 1 replica 0\): port {ports[1]} of 127\.0\.0\.1 is in use")
+    assert_refused(
+        result, rf"worker 1 \(stage 1 replica 0 on 127\.0\.0\.1\): port {ports[1]} of 127\.0\.0\.1 is in use"
+    )
 
 
 def test_a_failed_start_does_not_block_its_folder(tmp_path: Path) -> None:
@@ -305,14 +307,14 @@ def test_a_gpu_that_is_not_there_is_no_division_by_zero(tmp_path: Path) -> None:
 
 def test_a_loss_that_becomes_nan_names_the_minibatch(tmp_path: Path) -> None:
     result = pd_train("--plan", write_plan(tmp_path), "--run-dir", tmp_path / "run", "--lr", "1e30")
-    assert_refused(result, r"the loss of minibatch \d+ of epoch 0 is (nan|inf); training stopped")
+    assert_refused(result, r"the loss of minibatch \d+ of epoch 1 is (nan|inf); training stopped")
     assert not (tmp_path / "run" / "model.pt").exists()
 
 
 def test_a_loss_that_becomes_nan_in_the_last_update_is_noticed(tmp_path: Path) -> None:
     arguments = ["--run-dir", tmp_path / "run", "--lr", "1e30", "--minibatches", 1]
     result = pd_train("--plan", write_plan(tmp_path), *arguments)
-    assert_refused(result, r"the loss of validation minibatch 0 of epoch 0 is (nan|inf)")
+    assert_refused(result, r"the loss of validation minibatch 0 of epoch 1 is (nan|inf)")
 
 
 # What a run leaves

@@ -62,6 +62,12 @@ def place_workers(hosts: Sequence[HostSlots], workers: int) -> tuple[Host, ...]:
     Raises:
         UserError: there are fewer slots than workers.
     """
+    for host in hosts:
+        if host.port + host.slots - 1 > 65535:
+            raise UserError(
+                f"{host.address}: {host.slots} workers from port {host.port} on would need ports beyond 65535; name a "
+                "smaller port."
+            )
     if hosts[0].is_pattern:
         pattern = hosts[0]
         return tuple(Host(address=pattern.address.replace("{rank}", str(r)), port=pattern.port) for r in range(workers))
@@ -111,6 +117,8 @@ def _read_address(text: str, place: str) -> tuple[str, int]:
     match = _ADDRESS.fullmatch(text)
     if match is None:
         raise UserError(f"{place}: found {text!r}, which is no host; {_HINT}. IPv6 with a port goes in brackets.")
+    if re.search(r"[{}]", text.replace("{rank}", "")):
+        raise UserError(f"{place}: found {text!r}; the only pattern is {{rank}}, as in train-{{rank}}.train:29600.")
     port = int(match["port"] or DEFAULT_PORT)
     if not 1 <= port <= 65535:
         raise UserError(f"{place}: found port {port} in {text!r}; expected 1 to 65535.")
@@ -126,7 +134,9 @@ def _merge(hosts: Sequence[HostSlots], place: str) -> list[HostSlots]:
         before = merged.get(host.address)
         if before is None:
             merged[host.address] = host
-        elif host.port in (before.port, DEFAULT_PORT):
+        elif host.port == before.port or DEFAULT_PORT in (host.port, before.port):
+            port = before.port if host.port == DEFAULT_PORT else host.port
+            before = before._replace(port=port)
             merged[host.address] = before._replace(slots=before.slots + host.slots)
         else:
             raise UserError(

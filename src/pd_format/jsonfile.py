@@ -103,15 +103,21 @@ def write_record(path: Path, record: Record) -> None:
     write_text(path, json.dumps(record.model_dump(mode="json"), indent=2, allow_nan=False) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, make_folder: bool = True) -> None:
     """Replace a file's content in one step: a reader sees the old content or the new, never a part.
+
+    Args:
+        path: of the file.
+        text: its new content.
+        make_folder: whether to make the folder where it is missing; one that vanished is not made again in silence.
 
     Raises:
         UserError: the folder cannot be written to.
     """
     temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False, encoding="utf-8"
         ) as file:

@@ -268,6 +268,8 @@ def main(
     machines = _machines(machines, strategy, config)
     if recompute and memory is None:
         raise click.UsageError("--recompute costs time to save memory; say with --memory how much there is.")
+    if inference and cost_model != "paper":
+        raise click.UsageError("--cost-model is about what is sent back, which --inference does without; leave it out.")
     if recompute and inference:
         raise click.UsageError("--recompute saves what a backward pass needs, which --inference does without.")
     if (sweep or robustness is not None) and (config is not None or strategy != "auto"):
@@ -365,13 +367,13 @@ def _plan(
     try:
         decision = decide(profile, machines, bandwidth, strategy, config, cost_model=cost_model, **options)
         rival = duplex_rival(profile, decision, **options)
-        if hosts is not None:
-            from pd_format.hosts import place_workers
-
-            places = place_workers(hosts, decision.plan.workers)
-            decision = decision._replace(plan=decision.plan.model_copy(update={"hosts": places}))
     except UserError as error:
         raise UserError(f"{profile_path}: {error}") from None
+    if hosts is not None:
+        from pd_format.hosts import place_workers
+
+        places = place_workers(hosts, decision.plan.workers)
+        decision = decision._replace(plan=decision.plan.model_copy(update={"hosts": places}))
     # What programs read goes alone to the standard output.
     console = Console(highlight=False, stderr=questions.as_json)
     if not questions.as_json:

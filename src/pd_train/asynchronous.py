@@ -7,6 +7,7 @@ between being read for and being applied has no bound; it is counted here and re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -64,7 +65,7 @@ class AsynchronousServer:
         self._read = list(self._versions)
         self._gradients: list[tuple[int, int, Gradients, int]] = []
         self._parameters: list[tuple[int, int, int, tuple[Tensor, ...]]] = []
-        self.staleness: list[int] = []
+        self.staleness: Counter[int] = Counter()
         """Of every gradient of a bucket that this shard has applied: updates between its being read for and applied."""
 
     def start_segment(self, number: int, size: SegmentSize, rate: float) -> None:
@@ -135,7 +136,7 @@ class AsynchronousServer:
             self._send(self._segment, shard, "gradient", self._running, body)
 
     def _apply(self, bucket: int, gradients: Gradients, read: int) -> None:
-        self.staleness.append(self._versions[bucket] - read)
+        self.staleness[self._versions[bucket] - read] += 1
         with torch.no_grad():
             self._optimizers[bucket].step(self._pieces[bucket], gradients, self._rate)
         self._versions[bucket] += 1

@@ -28,6 +28,8 @@ class BuiltStage:
     module: StageModule
     parameters: list[nn.Parameter]
     """The trainable ones, contiguous, in a fixed order."""
+    fingerprint: str
+    """Of the whole model."""
     names: dict[int, str]
     """The model's own name of each of the stage's tensors, by the tensor's id."""
     state_names: dict[str, str]
@@ -119,6 +121,7 @@ def build_stage(plan: Plan, index: int, seed: int, device: torch.device, init_fr
     return BuiltStage(
         module=module,
         parameters=parameters,
+        fingerprint=chain.fingerprint,
         names=names,
         state_names=chain.state_names,
         unused={name: tensor.detach().clone() for name, tensor in unused.items()},

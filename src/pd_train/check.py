@@ -14,6 +14,7 @@ from pd_format.plan import Plan
 from pd_format.schedule import find_deadlock
 from pd_format.units import format_bytes
 from pd_format.versions import Mode, lag_of, least_group, sets_needed, stage_versions
+from pd_train.host import is_loopback
 
 if TYPE_CHECKING:
     from pd_format.layers.chain import Chain
@@ -24,6 +25,7 @@ __all__ = [
     "check_clipping",
     "check_data",
     "check_memory",
+    "check_network",
     "check_precision",
     "check_purpose",
     "check_schedule",
@@ -172,6 +174,20 @@ def check_clipping(mode: Mode, by_stage: float | None, whole: float | None) -> N
         )
     if by_stage is not None and mode.sync == "asp":
         raise UserError("--clip-stage-grad-norm needs all gradients of a round, which --sync asp does not wait for.")
+
+
+def check_network(plan: Plan, insecure: bool) -> None:
+    """Refuse to train in the open over a network that nobody has called trusted.
+
+    Raises:
+        UserError: naming a host.
+    """
+    for rank, host in enumerate(plan.hosts):
+        if not insecure and not is_loopback(host.address):
+            raise UserError(
+                f"worker {rank} is on {host.address}, so activations, gradients and weights would cross a network in "
+                "the open, and anyone on it could disturb the run; say with --insecure that you trust all that is on it."
+            )
 
 
 def check_memory(plan: Plan, mode: Mode, ranks: Sequence[int], available_bytes: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from pd_train.check import (
     check_clipping,
     check_data,
     check_memory,
+    check_network,
     check_precision,
     check_purpose,
     check_schedule,
@@ -30,10 +32,12 @@ from pd_train.check import (
     settle_mode,
 )
 from pd_train.evaluation import check_evaluation
-from pd_train.host import available_cores, available_memory_bytes
+from pd_train.host import available_cores, available_memory_bytes, is_here
 from pd_train.metrics import METRICS, settle_metric
 from pd_train.options import OptimizerOptions, RunOptions
-from pd_train.run_folder import continue_run, make_run_folder, write_options
+from pd_train.routing import on_the_host_of
+from pd_train.run_folder import clear_logs, continue_run, held, make_run_folder, write_options
+from pd_train.whoami import find_identity
 
 __all__ = ["main"]
 
@@ -62,7 +66,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 )
 @click.option(
     "--data",
-    help=f"{DATA_HELP[0].upper()}{DATA_HELP[1:]}.  [default: what the plan says]",
+    help=f"One of: {DATA_HELP}.  [default: what the plan says]",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--minibatches", type=click.IntRange(min=1), help="Train on at most so many in the whole run.")
@@ -192,6 +196,25 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Start again from the newest whole checkpoint when a worker is lost, at most so many times.",
 )
 @click.option(
+    "--hosts",
+    help="Where the workers run: a host file (lines like 'node1 slots=2'), a list like node1,node2:29700, or a pattern "
+    "with {rank}.  [default: the plan's hosts, a launcher's, or all here]",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Send everything over the network in the open, to and from anyone who knows how: only where you trust all "
+    "that is on it.",
+)
+@click.option("--rank", type=int, help="Which worker this program is.  [default: a launcher or the addresses tell]")
+@click.option(
+    "--rendezvous-timeout",
+    type=click.FloatRange(min=1),
+    default=300.0,
+    show_default=True,
+    help="Seconds that workers wait for each other at the start.",
+)
+@click.option(
     "--peer-timeout",
     type=click.FloatRange(min=0.1, max=3600),
     default=10.0,
@@ -223,11 +246,16 @@ def main(**given: Any) -> None:
     with _failures_as_messages():
         if given["resume"] is not None:
             given = continue_run(given, click.get_current_context())
-        options = _settle(**given)
-        if not options.evaluate_only:
-            write_options(options.run_dir, {**given, "data": options.data, "threads": options.threads})
-        write_record(options.run_dir / "plan.json", options.plan)
-        _train(options, _remarks(options, given["checkpoint_every"]), given["max_restarts"])
+        options, identity = _settle(**given)
+        alone = len(options.ranks) == options.plan.workers
+        with held(options.run_dir, alone):
+            if alone and options.resume == "no":
+                clear_logs(options.run_dir)
+            if not options.evaluate_only:
+                write_options(options.run_dir, {**given, "data": options.data, "threads": options.threads})
+            write_record(options.run_dir / "plan.json", options.plan)
+            remarks = [*([identity] if options.plan.hosts else []), *_remarks(options, given["checkpoint_every"])]
+            _train(options, remarks, given["max_restarts"])
 
 
 def _settle(
@@ -266,11 +294,15 @@ def _settle(
     checkpoint_every: int | None,
     keep: int,
     max_restarts: int,
+    hosts: str | None,
+    rank: int | None,
+    insecure: bool,
+    rendezvous_timeout: float,
     peer_timeout: float,
     stall_timeout: float,
     debug_dump: bool,
-) -> RunOptions:
-    """What the run is, after all checks; makes its folder.
+) -> tuple[RunOptions, str]:
+    """What the run is, after all checks, and which workers are here and why; makes its folder.
 
     Raises:
         UserError: something does not fit.
@@ -278,6 +310,9 @@ def _settle(
     if not plan_path.exists():
         raise UserError(f"--plan {plan_path}: there is no such file; make one with pd-plan, or name another.")
     plan = read_plan(plan_path)
+    identity = find_identity(plan, rank, hosts, os.environ, is_here)
+    plan = plan.model_copy(update={"hosts": identity.hosts})
+    check_network(plan, insecure)
     sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
     if not evaluate_only:
         check_purpose(plan)
@@ -288,13 +323,13 @@ def _settle(
     check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
     check_schedule(plan, mode)
     if plan.inference or not evaluate_only:  # Else the plan's figures are for more than an evaluation holds.
-        check_memory(plan, mode, range(plan.workers), available_memory_bytes())
+        check_memory(plan, mode, identity.ranks, available_memory_bytes())
     metric, target_metric = settle_metric(plan.task, metric, target_metric, target_accuracy)
     data = data or plan.data
     check_data(plan.task, data)
-    return RunOptions(
+    options = RunOptions(
         plan=plan,
-        run_dir=resume or make_run_folder(run_dir, plan.model.name),
+        run_dir=resume or make_run_folder(run_dir, plan, alone=len(identity.ranks) == plan.workers),
         data=data,
         epochs=epochs,
         minibatches=minibatches,
@@ -313,7 +348,7 @@ def _settle(
         drop_last=drop_last,
         loader_workers=loader_workers,
         skip_corrupt=skip_corrupt,
-        threads=threads or max(1, available_cores() // plan.workers),
+        threads=threads or max(1, available_cores() // len(on_the_host_of(plan, identity.ranks[0]))),
         metric=metric,
         target_metric=target_metric,
         init_from=init_from,
@@ -324,10 +359,13 @@ def _settle(
         checkpoint_every=None if checkpoint_every is None else checkpoint_interval(plan, mode, checkpoint_every),
         keep=keep,
         resume="no" if resume is None else "yes",
+        ranks=identity.ranks,
+        rendezvous_timeout=rendezvous_timeout,
         peer_timeout=peer_timeout,
         stall_timeout=stall_timeout,
         debug_dump=debug_dump,
     )
+    return options, identity.why
 
 
 def _remarks(options: RunOptions, checkpoint_every: int | None) -> Iterator[str]:
@@ -349,14 +387,15 @@ def _train(options: RunOptions, remarks: Iterable[str], most_restarts: int) -> N
     from pd_train.restarts import train
 
     ended: list[RunEnded | Evaluated] = []
-    metrics: list[EpochMetrics] = []
+    metrics: dict[int, EpochMetrics] = {}
     display = open_display()
 
     def show(event: Event) -> None:
         if isinstance(event, RunEnded | Evaluated):
             ended.append(event)
         elif isinstance(event, EpochEnded):
-            metrics.append(event.metrics)
+            # An epoch is trained again where a worker was lost before its checkpoint was whole.
+            metrics[event.metrics.epoch] = event.metrics
         display.handle(event)
 
     before = signal.getsignal(signal.SIGUSR1)
@@ -370,11 +409,11 @@ def _train(options: RunOptions, remarks: Iterable[str], most_restarts: int) -> N
     finally:
         signal.signal(signal.SIGUSR1, before)
         display.close()
-    (end,) = ended
+    end = ended[-1]
     if isinstance(end, Evaluated):
         print_evaluation_table(options.plan, end, str(options.init_from), options.run_dir)
     else:
-        print_run_table(options.plan, end, metrics, options.run_dir, options.target_metric)
+        print_run_table(options.plan, end, list(metrics.values()), options.run_dir, options.target_metric)
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ class WorkerStatistics(NamedTuple):
     sent_bytes: int
     training_bytes: int
     """Of these, while it trained."""
-    staleness: list[int]
+    staleness: dict[int, int]
     """See `pd_train.server.Server`."""
     peak_bytes: int | None
     """Memory held at the fullest; None where nobody counted."""
@@ -158,7 +158,7 @@ class StageRunner:
         return WorkerStatistics(
             self._sent_before + self._links.sent_bytes,
             self._training_bytes,
-            self._server.staleness,
+            dict(self._server.staleness),
             self._peak_bytes(),
             self._links.refused,
             [] if self._source is None else self._source.skipped,
@@ -240,8 +240,8 @@ class StageRunner:
                 which = "validation "
                 advice = "stopped. Try a smaller --lr if it was trained, else look at the weights and the data."
             raise DivergedError(
-                f"the loss of {which}minibatch {segment.first + minibatch} of epoch {segment.epoch} is {score.loss}; "
-                f"{advice}"
+                f"the loss of {which}minibatch {segment.first + minibatch} of epoch {segment.epoch + 1} is "
+                f"{score.loss}; {advice}"
             )
         self._links.to_rank(0, "score", segment.number, minibatch, tuple(score))
 
@@ -281,6 +281,6 @@ class StageRunner:
         loss_scale.settle(segment.number)
         if loss_scale.is_exhausted:
             raise DivergedError(
-                f"the gradients of epoch {segment.epoch} are not finite however small the loss scale (it is "
+                f"the gradients of epoch {segment.epoch + 1} are not finite however small the loss scale (it is "
                 f"{loss_scale.value:g}); training stopped. Try a smaller --lr, or --precision bf16."
             )

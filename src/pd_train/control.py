@@ -25,8 +25,6 @@ class WorkerSetup:
 
     options: RunOptions
     rank: int
-    run: str
-    """Marks the messages of this run: a number of the job, and a digest of the plan."""
     address: str
     """To listen on."""
     port: int
@@ -71,11 +69,9 @@ class Failed:
     text: str
     """For the person."""
     consequence: bool = False
-    """It only lost a peer: whatever ended the peer is the cause."""
+    """It only lost a peer, or was told of a failure: the text names that one."""
     lost: bool = False
-    """The process ended by itself: whatever ended it may not happen again."""
-    see_log: bool = False
-    """A fault of the program: the log holds the traceback."""
+    """A worker went away: whatever ended it may not happen again."""
 
 
 @dataclass(frozen=True)

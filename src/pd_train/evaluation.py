@@ -10,6 +10,7 @@ __all__ = ["check_evaluation"]
 _OF_TRAINING = (
     "epochs", "minibatches", "optimizer", "lr", "momentum", "weight_decay", "lr_schedule", "lr_scaling", "sync",
     "weights", "group", "flush", "clip_stage_grad_norm", "clip_grad_norm", "drop_last", "target_metric",
+    "checkpoint_every", "keep", "max_restarts",
     "target_accuracy",
 )  # fmt: skip
 

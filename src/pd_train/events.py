@@ -8,7 +8,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["EpochEnded", "EpochMetrics", "Evaluated", "Event", "Note", "Progress", "RunEnded", "RunStarted"]
+__all__ = [
+    "EpochEnded",
+    "EpochMetrics",
+    "Evaluated",
+    "Event",
+    "Note",
+    "Progress",
+    "RunEnded",
+    "RunStarted",
+    "WorkersMet",
+    "from_plain",
+    "to_plain",
+]
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,7 @@ class RunEnded:
     lost_seconds: float = 0.0
     """Between the checkpoints that it went on from, or its beginning, and going on."""
     refused_messages: int = 0
-    """That were of no use to any worker: of another run, damaged, or from a stranger."""
+    """Since the last start, that were of no use to any worker: of another run, damaged, or from a stranger."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +151,30 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class WorkersMet:
+    """All workers are there and alike; what fails from now on fails while it runs."""
+
+
+@dataclass(frozen=True)
 class Note:
     """A sentence for the person: a warning, or for whom a worker waits."""
 
     text: str
 
 
-Event = RunStarted | Progress | EpochEnded | RunEnded | Evaluated | Note
+Event = RunStarted | WorkersMet | Progress | EpochEnded | RunEnded | Evaluated | Note
+
+_KINDS = {kind.__name__: kind for kind in (Progress, EpochEnded, RunEnded, Evaluated, Note)}
+
+
+def to_plain(event: Event) -> tuple[str, dict[str, Any]]:
+    """An event as plain values, for the wire."""
+    return type(event).__name__, asdict(event)
+
+
+def from_plain(name: str, fields: dict[str, Any]) -> Event:
+    """The event that `to_plain` was given."""
+    if name == EpochEnded.__name__:
+        fields = {**fields, "metrics": EpochMetrics(**fields["metrics"])}
+    event: Event = _KINDS[name](**fields)
+    return event

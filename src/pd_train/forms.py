@@ -19,6 +19,7 @@ from torch import Tensor
 from pd_format.plan import Plan
 from pd_train.checkpoint.part import PartRecord
 from pd_train.compute import Segment
+from pd_train.meeting import About
 from pd_train.routing import Place, may_send
 from pd_train.wire import Message
 
@@ -101,6 +102,22 @@ def _is_segment(value: Any) -> bool:
     )
 
 
+_ABOUT_FIELDS = {"rank": int, "protocol": int, "options": dict}
+
+
+def _is_about(value: Any) -> bool:
+    names = {each.name for each in fields(About)}
+    return (
+        type(value) is dict
+        and all(name in names and type(content) is _ABOUT_FIELDS.get(name, str) for name, content in value.items())
+        and len(value) == len(names)
+    )
+
+
+def _is_counts(value: Any) -> bool:
+    return type(value) is dict and all(type(key) is int and _is_whole(times) for key, times in value.items())
+
+
 def _is_order(value: Any) -> bool:
     return _READ(value) or _TAKE(value)
 
@@ -112,10 +129,18 @@ _RANGE = _row(_TEXT, _is_whole, _is_whole)
 _STATE = _named(_TENSOR)
 _READ = _row(lambda value: value == "read", _POSITION)
 _TAKE = _row(lambda value: value == "take", _each(tuple, _row(_is_whole, _is_record)))
-_STATISTICS = _row(_is_whole, _is_whole, _each(list, _is(int)), _maybe(_is_whole), _is_whole, _each(list, _TEXT))
+_STATISTICS = _row(_is_whole, _is_whole, _is_counts, _maybe(_is_whole), _is_whole, _each(list, _TEXT))
 
 _FORMS: dict[str, Form] = {
     "hello": _is(type(None)),
+    "about": _is_about,
+    "missing": _TEXT,
+    "refused": _TEXT,
+    "welcome": _TEXT,
+    "joined": _is(type(None)),
+    "go": _is(type(None)),
+    "failed": _row(_TEXT, _is(bool)),
+    "event": _row(_TEXT, _named(_anything)),
     "forward": _row(_is(tuple), _anything, _maybe(_is_whole)),
     "backward": _maybe(_each(list, _maybe(_TENSOR))),
     "gradient": _row(_is_whole, _each(tuple, _maybe(_TENSOR)), _is_whole),

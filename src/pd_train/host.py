@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import math
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["available_cores", "available_memory_bytes", "shared_memory_bytes"]
+__all__ = ["available_cores", "available_memory_bytes", "is_here", "is_loopback", "shared_memory_bytes"]
 
 
 def available_cores() -> int:
     """Those that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_here(address: str) -> bool:
+    """Whether an address, or what a host name stands for, belongs to this machine. No name is looked up for one."""
+    own = socket.gethostname()
+    if address in (own, own.partition(".")[0], "localhost"):
+        return True
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_can_bind(family, place) for family, _, _, _, place in found)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address never leaves this machine; a host name other than localhost may."""
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _can_bind(family: int, place: Any) -> bool:
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.bind(place)
+        return True
+    return False
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:

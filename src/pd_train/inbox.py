@@ -14,10 +14,12 @@ from typing import Any
 from pd_train.transport import PeerLost, Transport
 from pd_train.wire import Message, WireError
 
-__all__ = ["Inbox", "PeerLostError", "StallError"]
+__all__ = ["Inbox", "PeerFailedError", "PeerLostError", "StallError"]
 
 _FIRST_NOTICE_S = 10.0
 _NOTICE_EVERY_S = 60.0
+_CAUSE_GRACE_S = 1.0
+"""How long a worker that lost a peer listens for someone who knows why."""
 
 
 class PeerLostError(Exception):
@@ -26,6 +28,14 @@ class PeerLostError(Exception):
     def __init__(self, rank: int) -> None:
         super().__init__(f"lost the connection to worker {rank}")
         self.rank = rank
+
+
+class PeerFailedError(Exception):
+    """A peer said why it gives up, or why another one did; `may_recover` says whether another start may go better."""
+
+    def __init__(self, text: str, may_recover: bool) -> None:
+        super().__init__(text)
+        self.may_recover = may_recover
 
 
 class StallError(Exception):
@@ -88,6 +98,24 @@ class Inbox:
         self.wait_until(lambda: key in self._kept, lambda: what)
         return self._kept.pop(key)
 
+    def wait_at_most(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Sort messages until something holds or the time is over; says whether it holds.
+
+        Raises:
+            PeerLostError: a peer went away.
+        """
+        end = time.monotonic() + seconds
+        self.poll()
+        while not ready():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            item = self._transport.receive(timeout=left)
+            if item is not None:
+                self._sort(item)
+                self.poll()
+        return True
+
     def wait_until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
         """Sort messages until something holds.
 
@@ -120,11 +148,26 @@ class Inbox:
             next_notice = min(now + _NOTICE_EVERY_S, max(now + 0.01, start + self._stall_timeout))
         self._waiting = None
 
+    def _listen_for_cause(self) -> None:
+        """Peers leave one after another once the first has failed: the first is what people should hear of.
+
+        Raises:
+            PeerFailedError: someone says what it was.
+        """
+        end = time.monotonic() + _CAUSE_GRACE_S
+        while (left := end - time.monotonic()) > 0:
+            item = self._transport.receive(timeout=left)
+            if isinstance(item, Message) and item.kind == "failed":
+                raise PeerFailedError(*item.body)
+
     def _sort(self, item: Message | PeerLost) -> None:
         if isinstance(item, PeerLost):
             if self.needed_peers is None or item.rank in self.needed_peers:
+                self._listen_for_cause()
                 raise PeerLostError(item.rank)
             self.lost_peers.add(item.rank)
+        elif item.kind == "failed":
+            raise PeerFailedError(*item.body)
         elif item.kind in self._handlers:
             try:
                 self._handlers[item.kind](item)

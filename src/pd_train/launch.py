@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +22,7 @@ from pd_train.control import Bound, Done, Failed, Happened, Peers, WorkerSetup, 
 from pd_train.debug_dump import DumpRequests, held_back
 from pd_train.events import Event, Note
 from pd_train.options import RunOptions
-from pd_train.routing import place_of
+from pd_train.routing import on_the_host_of, place_of
 
 __all__ = ["Stopped", "WorkerLost", "launch"]
 
@@ -79,20 +77,21 @@ def launch(options: RunOptions, show: Callable[[Event], None]) -> None:
         Stopped: SIGINT or SIGTERM arrived. No process is left in either case.
     """
     plan = options.plan
-    digest = hashlib.sha256(plan.model_dump_json().encode()).hexdigest()
-    run = f"{secrets.token_hex(8)}-{digest[:16]}"
+    ranks = options.ranks or tuple(range(plan.workers))
     workers: list[_Worker] = []
     with _signals_as_exception(), DumpRequests(options.debug_dump) as dumps:
         try:
             context = _process_context()
-            for rank in range(plan.workers):
+            for rank in ranks:
                 address, port = _listen_at(plan, rank)
-                setup = WorkerSetup(options, rank, run, address, port, rank, plan.workers)
+                neighbours = on_the_host_of(plan, rank)
+                setup = WorkerSetup(options, rank, address, port, neighbours.index(rank), len(neighbours))
                 workers.append(_start(context, setup))
             _watch(workers, plan, show, dumps)
         finally:
             _stop(workers)
-            _clear_temporary(options.run_dir)
+            if len(ranks) == plan.workers:  # Else the folder may be shared with programs that still write.
+                _clear_temporary(options.run_dir)
 
 
 def _process_context() -> Any:
@@ -151,7 +150,8 @@ def _work(setup: WorkerSetup, connection: Connection) -> None:
 
 def _watch(workers: Sequence[_Worker], plan: Plan, show: Callable[[Event], None], dumps: DumpRequests) -> None:
     """Hear the workers out until all are done, or raise the first cause of a failure."""
-    addresses: dict[int, tuple[str, int]] = {}
+    addresses = {rank: (host.address, host.port) for rank, host in enumerate(plan.hosts)}
+    bound: set[int] = set()
     deadline: float | None = None
     while not all(worker.heard_out for worker in workers):
         by_connection = {worker.connection: worker for worker in workers if not worker.heard_out}
@@ -173,9 +173,10 @@ def _watch(workers: Sequence[_Worker], plan: Plan, show: Callable[[Event], None]
                     worker.failure = _death_of(worker)
                 what = None
             if isinstance(what, Bound):
-                host = plan.hosts[worker.setup.rank] if plan.hosts else None
-                addresses[worker.setup.rank] = (host.address if host else what.address, what.port)
-                if len(addresses) == len(workers):
+                bound.add(worker.setup.rank)
+                if not plan.hosts:
+                    addresses[worker.setup.rank] = (what.address, what.port)
+                if len(bound) == len(workers):
                     for each in workers:
                         with contextlib.suppress(OSError):
                             each.connection.send(Peers(addresses))
@@ -200,19 +201,15 @@ def _death_of(worker: _Worker) -> Failed:
     how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
     if code == -signal.SIGKILL:
         how += ", by a person or by the system for lack of memory"
-    return Failed(f"the process (pid {worker.process.pid}) {how}", see_log=True, lost=True)
+    its_log = log_path(worker.setup)
+    return Failed(f"{worker.name}: the process (pid {worker.process.pid}) {how}. Its log: {its_log}", lost=True)
 
 
 def _raise_first_cause(workers: Sequence[_Worker]) -> None:
-    failed = [worker for worker in workers if worker.failure is not None]
-    if not failed:
-        return
-    worker = min(failed, key=lambda one: bool(one.failure and one.failure.consequence))
-    failure = worker.failure
-    assert failure is not None
-    log = f" Its log: {log_path(worker.setup)}" if failure.see_log else ""
-    kind = WorkerLost if failure.lost or failure.consequence else UserError
-    raise kind(f"{worker.name}: {failure.text.rstrip('.')}.{log}")
+    failures = [worker.failure for worker in workers if worker.failure is not None]
+    if failures:
+        first = min(failures, key=lambda failure: failure.consequence)
+        raise (WorkerLost if first.lost else UserError)(first.text)
 
 
 def _stop(workers: Sequence[_Worker]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -107,7 +108,7 @@ class Lead:
             metrics = self._run_epoch(epoch, min(whole, left), start)
             self._epochs.append(metrics)
             lines = (json.dumps(one.line()) + "\n" for one in self._epochs)
-            write_text(self._options.run_dir / "metrics.jsonl", "".join(lines))
+            write_text(self._options.run_dir / "metrics.jsonl", "".join(lines), make_folder=False)
             self._tell(EpochEnded(metrics, self._expected_epochs))
             epoch += 1
             self._save(Position(epoch, 0))
@@ -117,7 +118,12 @@ class Lead:
     def _has_reached(self) -> bool:
         """Whether the latest validation met the target."""
         target = self._options.target_metric
-        return target is not None and bool(self._epochs) and self._metric.is_reached(self._epochs[-1].judged, target)
+        return target is not None and bool(self._judged) and self._metric.is_reached(self._judged[-1], target)
+
+    @property
+    def _judged(self) -> list[float | None]:
+        """The metric's value of each epoch; a run that goes on may be judged by another one than before."""
+        return [one.judged for one in self._epochs if one.metric == self._metric.name]
 
     def evaluate(self) -> None:
         """Run the validation data through the pipeline once, and write report.json."""
@@ -171,12 +177,15 @@ class Lead:
             self._scores.start_phase(minibatches)
         every = self._options.checkpoint_every
         length = self._options.mode.flush or every or minibatches
+        saved = first
         while first < minibatches:
             count = min(length, minibatches - first)
             self._run_segment(self._training, True, epoch, first, count)
             first += count
-            if every is not None and first % every == 0 and first < minibatches:
+            # Counted from where this start began: by another plan the interval may be another one.
+            if every is not None and first - saved >= every and first < minibatches:
                 self._save(Position(epoch, first))
+                saved = first
         return self._scores.result()
 
     def _validate(self, epoch: int) -> Result:
@@ -255,7 +264,7 @@ class Lead:
 
     def _finish(self, parts: dict[str, Tensor], state_names: Mapping[str, str], reached: bool | None) -> None:
         everyone = self._gather(parts)
-        staleness = [missed for one in everyone for missed in one.staleness]
+        staleness = sum((Counter(one.staleness) for one in everyone), Counter[int]())
         write_model(self._options.run_dir / "model.pt", join_state(state_names, parts))
         ended = RunEnded(
             reached_target=reached,
@@ -265,10 +274,10 @@ class Lead:
             bytes_sent=sum(one.sent_bytes for one in everyone),
             training_bytes_sent=sum(one.training_bytes for one in everyone),
             minibatches=sum(one.minibatches for one in self._epochs),
-            mean_staleness=sum(staleness) / len(staleness) if staleness else None,
+            mean_staleness=sum(n * times for n, times in staleness.items()) / staleness.total() if staleness else None,
             most_staleness=max(staleness, default=None),
             metric=self._metric.name,
-            best_metric=self._metric.best(one.judged for one in self._epochs),
+            best_metric=self._metric.best(self._judged),
             restarts=_lines(self._options.run_dir / RESTARTS),
             lost_seconds=self._lost_seconds,
             refused_messages=sum(one.refused for one in everyone),
@@ -290,7 +299,7 @@ class Lead:
             "device": self._device.type,
             "torch": torch.__version__,
         }
-        write_text(self._options.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
+        write_text(self._options.run_dir / "report.json", json.dumps(report, indent=2) + "\n", make_folder=False)
         if skipped:
             self._tell(Note(f"files that others stood in for: {len(skipped)}; report.json lists them"))
         self._tell(ended)

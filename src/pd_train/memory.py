@@ -7,7 +7,7 @@ that takes time, so it is done where a person asks for it (`--measure-memory`).
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,10 +23,11 @@ class _Saved:
     def __init__(self, meter: MemoryMeter, tensor: Tensor) -> None:
         self.meter = meter
         self.tensor = tensor
-        meter.saved(tensor, 1)
+        meter.count(tensor)
 
     def __del__(self) -> None:
-        self.meter.saved(self.tensor, -1)
+        # May run on any thread and at any moment, also while the meter itself counts.
+        self.meter.freed.append(self.tensor.untyped_storage().data_ptr())
 
 
 class MemoryMeter:
@@ -39,27 +40,32 @@ class MemoryMeter:
     def __init__(self, elsewhere: Callable[[], Iterable[Tensor]]) -> None:
         self._elsewhere = elsewhere
         self._saved: dict[int, tuple[int, int]] = {}
-        self._lock = threading.Lock()  # Autograd may let go of a tensor on a thread of its own.
+        self.freed: deque[int] = deque()
+        """Addresses of storages of which autograd has let go of one tensor."""
         self.peak_bytes = 0
 
     def saving(self) -> torch.autograd.graph.saved_tensors_hooks:
         """A context: what autograd saves in it is counted until autograd lets go of it."""
         return torch.autograd.graph.saved_tensors_hooks(lambda tensor: _Saved(self, tensor.detach()), _unpack)
 
-    def saved(self, tensor: Tensor, change: int) -> None:
-        """Autograd holds a tensor once more, or once less."""
+    def count(self, tensor: Tensor) -> None:
+        """Autograd has saved a tensor."""
+        self._forget_freed()  # First: a new storage may stand where an old one was.
         storage = tensor.untyped_storage()
-        with self._lock:
-            count, size = self._saved.get(storage.data_ptr(), (0, storage.nbytes()))
-            if count + change:
-                self._saved[storage.data_ptr()] = (count + change, size)
-            else:
-                del self._saved[storage.data_ptr()]
+        times, size = self._saved.get(storage.data_ptr(), (0, storage.nbytes()))
+        self._saved[storage.data_ptr()] = (times + 1, size)
+
+    def _forget_freed(self) -> None:
+        while self.freed:
+            address = self.freed.popleft()
+            times, size = self._saved.pop(address)
+            if times > 1:
+                self._saved[address] = (times - 1, size)
 
     def look(self) -> None:
         """Count what is held now."""
-        with self._lock:
-            sizes = {address: size for address, (_, size) in self._saved.items()}
+        self._forget_freed()
+        sizes = {address: size for address, (_, size) in self._saved.items()}
         for tensor in self._elsewhere():
             storage = tensor.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()

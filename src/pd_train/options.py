@@ -96,6 +96,10 @@ class RunOptions:
     """When this program started the run for the first time, in seconds since 1970."""
     peer_timeout: float = 10.0
     """Seconds of silence after which a peer counts as dead."""
+    ranks: tuple[int, ...] = ()
+    """Of the workers that this program starts; empty for all."""
+    rendezvous_timeout: float = 300.0
+    """Seconds that workers wait for each other at the start."""
     stall_timeout: float = 1800.0
     """Seconds that a wait for a live peer may take."""
     debug_dump: bool = True

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pd_train.events import Event, Note
+from pd_format.errors import UserError
+from pd_train.events import Event, Note, WorkersMet
 from pd_train.launch import WorkerLost, launch
 from pd_train.options import RESTARTS, RunOptions
 
@@ -32,17 +33,49 @@ def train(options: RunOptions, most_restarts: int, show: Callable[[Event], None]
     options = replace(options, first_start=time.time())
     if options.resume == "yes":
         _note_restart(options.run_dir, "--resume")
-    for restart in range(1, most_restarts + 2):
+    restarts = 0
+    meeting = _Meeting(show)
+    while True:
         try:
-            return launch(options, show)
+            return launch(options, meeting.show)
         except WorkerLost as error:
-            if restart > most_restarts:
+            # Hosts notice a loss one after another: the first to start again may meet those that are just ending.
+            elsewhere = bool(options.ranks) and len(options.ranks) < options.plan.workers
+            counts = not elsewhere or meeting.is_over or meeting.seconds > options.rendezvous_timeout
+            if most_restarts == 0 or (counts and restarts == most_restarts):
                 raise
-            show(Note(f"{error} Starting again, for the {restart}. of at most {most_restarts} times."))
-            _note_restart(options.run_dir, str(error))
+            if counts:
+                restarts += 1
+                show(Note(f"{error} Starting again, for the {restarts}. of at most {most_restarts} times."))
+                _note_restart(options.run_dir, str(error))
+                meeting = _Meeting(show)
             options = replace(options, resume="yes" if options.resume == "yes" else "if possible")
 
 
+class _Meeting:
+    """Whether the workers have met since the last start that counts."""
+
+    def __init__(self, show: Callable[[Event], None]) -> None:
+        self.is_over = False
+        self._began = time.monotonic()
+        self._show = show
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, WorkersMet):
+            self.is_over = True
+        else:
+            self._show(event)
+
+
 def _note_restart(run_dir: Path, reason: str) -> None:
-    with (run_dir / RESTARTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"time": time.time(), "reason": reason}) + "\n")
+    try:
+        with (run_dir / RESTARTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.time(), "reason": reason}) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"{reason}\n{run_dir}: cannot be written to ({error.strerror}), so it is not started again."
+        ) from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pd_format.plan import Plan, Stage
 
-__all__ = ["Place", "describe", "may_send", "place_of"]
+__all__ = ["Place", "describe", "may_send", "on_the_host_of", "place_of"]
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ def place_of(plan: Plan, rank: int) -> Place:
     )
 
 
-_TO_RANK_0 = frozenset({"saved", "part", "bye", "kept", "readable"})
-_FROM_RANK_0 = frozenset({"segment", "goodbye", "order"})
+_TO_RANK_0 = frozenset({"about", "joined", "saved", "part", "bye", "kept", "readable"})
+_FROM_RANK_0 = frozenset({"missing", "refused", "welcome", "go", "event", "segment", "goodbye", "order"})
 _OF_STAGE = frozenset({"gradient", "parameters", "buffers"})
-_OF_ALL = frozenset({"hello", "norm", "finite", "want", "restored"})
+_OF_ALL = frozenset({"hello", "failed", "norm", "finite", "want", "restored"})
 
 
 def may_send(plan: Plan, place: Place, kind: str, sender: int, index: int) -> bool:
@@ -84,3 +84,10 @@ def may_send(plan: Plan, place: Place, kind: str, sender: int, index: int) -> bo
     if kind in _TO_RANK_0:
         return place.rank == 0
     return kind in _OF_ALL or (kind in _FROM_RANK_0 and sender == 0)
+
+
+def on_the_host_of(plan: Plan, rank: int) -> list[int]:
+    """The ranks that share a host, its cores, GPUs and run folder."""
+    if not plan.hosts:
+        return list(range(plan.workers))
+    return [other for other, host in enumerate(plan.hosts) if host.address == plan.hosts[rank].address]

@@ -6,8 +6,12 @@ runs/NAME/plan.json       the plan
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,15 +20,18 @@ from click.core import ParameterSource
 
 from pd_format.errors import UserError
 from pd_format.jsonfile import Record, read_record, write_record
-from pd_format.plan import read_plan
+from pd_format.plan import Plan, read_plan
+from pd_train.options import RESTARTS
 
-__all__ = ["continue_run", "make_run_folder", "write_options"]
+__all__ = ["clear_logs", "continue_run", "held", "make_run_folder", "write_options"]
 
 _MAY_CHANGE = frozenset(
     {"device", "threads", "metric", "target_metric", "target_accuracy", "measure_memory", "keep", "max_restarts",
-     "loader_workers", "peer_timeout", "stall_timeout", "debug_dump"}
+     "loader_workers", "hosts", "rank", "insecure", "rendezvous_timeout", "peer_timeout", "stall_timeout",
+     "debug_dump"}
 )  # fmt: skip
 """Options that a run may go on with others of: none of its numbers depends on them, or no more than on the machine."""
+_TARGETS = frozenset({"metric", "target_metric", "target_accuracy"})
 _OF_ONE_START = frozenset({"plan_path", "run_dir", "resume", "evaluate_only"})
 
 
@@ -36,26 +43,69 @@ class RunOptionsRecord(Record):
     options: dict[str, str | int | float | bool | None]
 
 
-def make_run_folder(wanted: Path | None, model: str) -> Path:
+def make_run_folder(wanted: Path | None, plan: Plan, alone: bool) -> Path:
     """Make the folder of a new run.
+
+    Args:
+        wanted: where; None for a folder of runs/.
+        plan: of the run.
+        alone: whether this program starts all workers. Else several programs may share the folder, so that its name
+            follows from the plan alone and nothing in it is removed.
 
     Raises:
         UserError: it holds something already, or cannot be made.
     """
-    path = wanted or Path("runs") / f"{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    mark = time.strftime("%Y%m%d-%H%M%S")
+    if not alone:
+        mark = hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:8]
+    path = wanted or Path("runs") / f"{plan.model.name}-{mark}"
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=wanted is not None or not alone)
         found = {each.name for each in path.iterdir()}
         # A run that failed before its first checkpoint left nothing to lose: the same command works again.
-        logs = {name for name in found if name.startswith("worker-") and name.endswith(".log")}
-        if found - logs - {"plan.json", "options.json"}:
+        if found - _logs_of(path) - {"plan.json", "options.json", RESTARTS}:
             hint = f" To go on with the run in it: --resume {path}." if "checkpoints" in found else ""
             raise UserError(f"--run-dir {path}: is not empty; name a new folder, so that no earlier run is lost.{hint}")
-        for name in logs:
-            (path / name).unlink()
+    except FileExistsError:
+        raise UserError(f"{path}: another run has just begun there; name a folder with --run-dir.") from None
     except OSError as error:
         raise UserError(f"--run-dir {path}: cannot be made ({error.strerror}); name another place.") from None
     return path
+
+
+@contextlib.contextmanager
+def held(path: Path, alone: bool) -> Iterator[None]:
+    """Hold a run's folder, so that no other run writes into it at the same time.
+
+    Args:
+        path: of the folder.
+        alone: whether this program starts all workers; else those that start the others hold it too.
+
+    Raises:
+        UserError: another run is going on in it.
+    """
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise UserError(f"{path}: another pd-train is running in this folder; wait for it, or name another.") from None
+    except OSError:
+        pass  # A file system without locks.
+    try:
+        yield
+    finally:
+        os.close(folder)
+
+
+def clear_logs(path: Path) -> None:
+    """Remove what a run that came to nothing said."""
+    for name in (*_logs_of(path), RESTARTS):
+        (path / name).unlink(missing_ok=True)
+
+
+def _logs_of(path: Path) -> set[str]:
+    return {each.name for each in path.glob("worker-*.log")}
 
 
 def write_options(path: Path, options: Mapping[str, Any]) -> None:
@@ -89,7 +139,9 @@ def continue_run(given: dict[str, Any], context: click.Context) -> dict[str, Any
             "runs/NAME."
         )
     earlier = read_record(folder / "options.json", RunOptionsRecord, "pipedream-run", 1).options
-    options = {**given, **earlier}
+    options = {**given, **_checked(earlier, folder, context)}
+    if typed & _TARGETS:  # One of them typed anew takes the place of all.
+        options.update(dict.fromkeys(_TARGETS))
     for name in typed - _OF_ONE_START:
         if given[name] != earlier.get(name) and not _may_change(name, earlier):
             option = next(each for each in context.command.params if each.name == name).opts[0]
@@ -108,6 +160,21 @@ def continue_run(given: dict[str, Any], context: click.Context) -> dict[str, Any
                 f"{before.name} or another version of it; plan that one anew, for fewer machines or more."
             )
     return options
+
+
+def _checked(earlier: Mapping[str, Any], folder: Path, context: click.Context) -> dict[str, Any]:
+    """The options of a file that anybody may have edited, as the command line would take them."""
+    parameters = {each.name: each for each in context.command.params}
+    checked = {}
+    for name, value in earlier.items():
+        place = f"{folder / 'options.json'}: options.{name}"
+        if name not in parameters or name in _OF_ONE_START:
+            raise UserError(f"{place}: is no option of a run; was the file written by another version?")
+        try:
+            checked[name] = None if value is None else parameters[name].type_cast_value(context, value)
+        except click.BadParameter as error:
+            raise UserError(f"{place}: {error.message}") from None
+    return checked
 
 
 def _may_change(name: str, earlier: Mapping[str, Any]) -> bool:

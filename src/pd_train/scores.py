@@ -33,6 +33,24 @@ class Result(NamedTuple):
     """Of each sample, in the order of the data set; empty where nobody asked for them."""
 
 
+class _Running:
+    """The mean loss so far, for the display: the result itself is added up once, in order."""
+
+    def __init__(self, scores: Sequence[Score]) -> None:
+        self._sum = 0.0
+        self.samples = 0
+        for score in scores:
+            self.add(score)
+
+    def add(self, score: Score) -> None:
+        self._sum += score.loss * score.samples
+        self.samples += score.samples
+
+    @property
+    def mean(self) -> float | None:
+        return self._sum / self.samples if self.samples else None
+
+
 class ScoreBoard:
     """The scores of one phase after another: an epoch's training, in one or more segments, or its validation.
 
@@ -48,6 +66,7 @@ class ScoreBoard:
         self._tell = tell
         self._arrived: dict[int, dict[int, Score]] = {}
         self._finished: list[Score] = []
+        self._running = _Running(())
         self._segment: Segment | None = None
         self._minibatches = 0
         self._start = self._last_told = 0.0
@@ -56,6 +75,7 @@ class ScoreBoard:
     def start_phase(self, minibatches: int, finished: Sequence[Score] = (), seconds: float = 0.0) -> None:
         """A phase of so many minibatches begins, or goes on after those that took so many seconds."""
         self._finished = list(finished)
+        self._running = _Running(finished)
         self._minibatches = minibatches
         self._start = time.monotonic() - seconds
         self._last_told = 0.0
@@ -63,6 +83,8 @@ class ScoreBoard:
     def start(self, segment: Segment) -> None:
         """A segment of the phase begins."""
         self._segment = segment
+        for score in self._arrived.get(segment.number, {}).values():
+            self._running.add(score)
 
     def finish(self, segment: Segment) -> None:
         """Wait for the last score of a segment."""
@@ -87,16 +109,17 @@ class ScoreBoard:
 
     def _take(self, message: Message) -> None:
         arrived = self._arrived.setdefault(message.segment, {})
-        arrived[message.index] = Score(*message.body)
+        score = Score(*message.body)
+        arrived[message.index] = score
         segment = self._segment
         if segment is None or segment.number != message.segment:
             return
+        self._running.add(score)
         now = time.monotonic()
         done = len(self._finished) + len(arrived)
         if now - self._last_told < _PROGRESS_EVERY_S and done < self._minibatches:
             return
         self._last_told = now
-        loss, samples = _mean_loss([*self._finished, *arrived.values()])
         self._tell(
             Progress(
                 phase="training" if segment.training else "validation",
@@ -104,9 +127,9 @@ class ScoreBoard:
                 epochs=self._epochs,
                 done=done,
                 minibatches=self._minibatches,
-                samples=samples,
+                samples=self._running.samples,
                 seconds=now - self._start,
-                loss=loss,
+                loss=self._running.mean,
             )
         )
 

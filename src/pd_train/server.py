@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -73,7 +74,7 @@ class Server(Protocol):
     def held(self) -> Iterator[Tensor]:
         """Optimizer state, and gradients and parameters that wait."""
 
-    staleness: list[int]
+    staleness: Counter[int]
     """Updates between each gradient's being read for and applied, where they have no bound."""
 
 

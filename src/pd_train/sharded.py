@@ -14,6 +14,7 @@ that thread waits; only the leaving of gradients happens within a backward pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -83,7 +84,7 @@ class ShardedServer:
         self._of_own = {index: self._pieces[0][index] for index in self._own}
         self._of_others = {index: p for index, p in enumerate(self._pieces[0]) if index not in self._of_own}
         self._optimizers = {index: MovingOptimizer(options, pieces) for index, pieces in self._of_own.items()}
-        self.staleness: list[int] = []
+        self.staleness: Counter[int] = Counter()
         self.updates = 0
         """Of the segment: what its last version is."""
         self._segment = -1  # None yet.

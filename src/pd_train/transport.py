@@ -74,7 +74,8 @@ class Transport:
         problem: Callable[[Message], str | None] = lambda message: None,
     ) -> None:
         self.rank = rank
-        self.run = run
+        self._run = run
+        self._taken: tuple[str, ...] = (run,)
         self._admission = Admission(problem)
         self._refusals = Refusals()
         self._refusing = threading.Lock()
@@ -106,6 +107,16 @@ class Transport:
         self.address = address
         self.port = int(endpoint.rpartition(":")[2])
         self._thread = threading.Thread(target=self._serve, name=f"transport-{rank}", daemon=True)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages can be sent to peers."""
+        return self._thread.is_alive()
+
+    def set_marks(self, sent: str, taken: tuple[str, ...]) -> None:
+        """Mark messages in another way from now on, and take those with any of these marks."""
+        self._taken = taken
+        self._run = sent
 
     def connect(self, addresses: Mapping[int, tuple[str, int]]) -> None:
         """Connect to the peers and start the thread; called once."""
@@ -184,7 +195,7 @@ class Transport:
         os.close(self._wake_writer)
 
     def _encode(self, rank: int, message: Message) -> list[Any]:
-        frames = encode(message, self.run, self._sequence[rank])
+        frames = encode(message, self._run, self._sequence[rank])
         self._sequence[rank] += 1
         return frames
 
@@ -239,7 +250,7 @@ class Transport:
             except zmq.Again:
                 return
             try:
-                message = decode([frame.buffer for frame in frames[1:]], self.run)
+                message = decode([frame.buffer for frame in frames[1:]], *self._taken)
                 self._admission.check(frames[0].bytes, message)
             except WireError as error:
                 self.refuse(str(error))

@@ -44,7 +44,7 @@ _LAUNCHERS = (
         "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
         "OMPI_MCA_ess_base_jobid",
     ),
-    _Launcher("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "PMI_FD"),
+    _Launcher("PMI", "PMI_RANK", "PMI_SIZE", "", ""),
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
 )  # fmt: skip
 _KUBERNETES = "JOB_COMPLETION_INDEX"

@@ -78,21 +78,23 @@ def encode(message: Message, run: str, sequence: int = 0, frame_bytes: int = FRA
     return [header, *frames]
 
 
-def decode(frames: Sequence[Any], run: str) -> Message:
+def decode(frames: Sequence[Any], *runs: str) -> Message:
     """Turn frames into a message whose tensors own their memory.
 
     Args:
         frames: buffers, the header first.
-        run: as for `encode`.
+        runs: as for `encode`; any of them.
 
     Raises:
-        WireError: the frames are not a whole message of this run.
+        WireError: the frames are not a whole message of one of these runs.
     """
-    mark = _mark(run)
     header = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
-    if header[: len(mark)] != mark:
-        found = bytes(header[: len(mark)])
-        raise WireError(f"no message of this run: it begins with {found!r}, expected {mark!r}")
+    mark = next((mark for mark in map(_mark, runs) if header[: len(mark)] == mark), None)
+    if mark is None:
+        found = bytes(header[: len(_mark(runs[0]))])
+        raise WireError(
+            f"no message of this run: it begins with {found!r}, expected {b' or '.join(map(_mark, runs))!r}"
+        )
     if header.nbytes > _MOST_HEADER_BYTES:
         raise WireError(f"a header of {header.nbytes} bytes, expected at most {_MOST_HEADER_BYTES}")
     reader = Reader(_scalars(header[len(mark) :]), frames[1:])

@@ -61,7 +61,12 @@ def choose(readable: Mapping[int, Sequence[PartRecord]], needs: Sequence[Needs])
             # Hosts that share a disk find the same part several times.
             if all(_place(record) != _place(source.record) for source in sources):
                 sources.append(Source(rank, record))
-    for (position, _), sources in sorted(starts.items(), key=lambda item: item[0], reverse=True):
+
+    def age(item: tuple[tuple[Position, str], list[Source]]) -> tuple[Position, float]:
+        (position, _), sources = item
+        return position, max(source.record.written for source in sources)
+
+    for (position, _), sources in sorted(starts.items(), key=age, reverse=True):
         records = [source.record for source in sources]
         if all(_covers(records, each) for each in needs):
             return Chosen(position, tuple(sources))

@@ -88,8 +88,9 @@ class Exchange:
         self._notice = notice
         self._paths: dict[Position, list[Path]] = {}
         self._parts: dict[tuple[Position, int, int], Part] = {}
-        names = sorted({path.stem for path in find_parts(run_dir)})
-        for path in find_parts(run_dir):
+        paths = find_parts(run_dir)
+        names = sorted({path.stem for path in paths})
+        for path in paths:
             position = position_of(path.parent.name)
             if position is not None and names.index(path.stem) % share.workers == share.number:
                 self._paths.setdefault(position, []).append(path)

@@ -82,8 +82,10 @@ class Keeper:
         """
         if self._keep is None:
             return
-        kept = sorted(whole, reverse=True)[: self._keep]
-        if len(kept) < self._keep or not kept:
+        # Without any old one to keep, the newest whole one stays until the one that is being written is whole.
+        count = max(1, self._keep)
+        kept = sorted(whole, reverse=True)[:count]
+        if len(kept) < count:
             return
         for folder in (self._run_dir / FOLDER).glob("epoch-*"):
             position = position_of(folder.name)

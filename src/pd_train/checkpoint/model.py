@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from pd_format.errors import UserError
+from pd_train.checkpoint.part import write_file
 
 __all__ = ["join_state", "write_model"]
 
@@ -33,13 +32,10 @@ def write_model(path: Path, state: Mapping[str, Tensor]) -> None:
     Raises:
         UserError: the folder cannot be written to, or the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_file(path, dict(state))
     except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written ({error}); the trained parameters are lost.") from None
+        raise UserError(
+            f"{path}: cannot be written ({error}); the last checkpoint holds what was trained: make room, then go on "
+            "with --resume."
+        ) from None

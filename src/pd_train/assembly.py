@@ -1,0 +1,166 @@
+"""Puts a stage's computation, its weight versions and its parameter server together, as the run's mode asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from pd_format.errors import UserError
+from pd_format.layers.precision import get_precision
+from pd_format.layers.task import Task
+from pd_format.layers.values import tensors_in
+from pd_format.versions import StageVersions, sets_needed
+from pd_train.asynchronous import AsynchronousServer
+from pd_train.built import BuiltStage
+from pd_train.clipping import Clipping
+from pd_train.compute import StageRunner
+from pd_train.engine import TorchEngine
+from pd_train.inbox import Inbox
+from pd_train.links import Links
+from pd_train.loss_scale import LossScale
+from pd_train.memory import MemoryMeter
+from pd_train.metrics import METRICS
+from pd_train.optimizers import stage_scale
+from pd_train.options import RunOptions
+from pd_train.reading import Source
+from pd_train.server import Server
+from pd_train.sharded import ShardedServer
+from pd_train.weights import ParameterSets
+
+__all__ = ["Assembled", "assemble", "choose_device"]
+
+
+class Assembled(NamedTuple):
+    """What one worker runs."""
+
+    runner: StageRunner
+    sets: ParameterSets
+    server: Server
+    loss_scale: LossScale | None
+    """Of float16."""
+
+
+def choose_device(wanted: str, local_index: int) -> torch.device:
+    """GPU i for worker i of this host, from the first one on again where there are fewer.
+
+    Raises:
+        UserError: a GPU was asked for and there is none.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu, or install torch for it.")
+    device = torch.device("cuda", local_index % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def assemble(
+    options: RunOptions,
+    built: BuiltStage,
+    links: Links,
+    source: Source | None,
+    device: torch.device,
+    task: Task,
+) -> Assembled:
+    """Put a stage's computation, its weight versions and its parameter server together, as the mode asks."""
+    place = links.place
+    versions = options.versions(place.stage.index)
+    shared = built.parameters if options.mode.is_naive else None
+    own = built.parameters if shared is None else built.naive_set(versions)
+    sets = ParameterSets(own, 1 if options.evaluate_only else sets_needed(versions), versions.lag)
+    # Where an update averages more than a round, no stage advances faster than another.
+    averages_rounds = options.mode.by_round or options.mode.sync == "asp"
+    scaling = options.optimizer.lr_scaling if averages_rounds else "none"
+    engine = TorchEngine(
+        built.module,
+        sets.sets,
+        task,
+        device,
+        naive=shared,
+        recompute=place.stage.recompute,
+        predict=METRICS[options.metric].from_predictions,
+        precision=get_precision(options.precision),
+        first=place.before is None,
+    )
+    loss_scale = _loss_scale(options, links)
+    server = _server(options, built, versions, sets, links, loss_scale)
+    runner = StageRunner(
+        links=links,
+        versions=versions,
+        engine=engine,
+        sets=sets,
+        server=server,
+        buffers=list(built.module.buffers()),
+        source=source,
+        rate_scale=stage_scale(scaling, place.stage.replicas, options.plan.stages[0].replicas),
+        seed=options.seed,
+        peak_bytes=_peak_bytes(options, engine, server, links.inbox, device),
+        loss_scale=loss_scale,
+    )
+    return Assembled(runner, sets, server, loss_scale)
+
+
+def _peak_bytes(
+    options: RunOptions, engine: TorchEngine, server: Server, inbox: Inbox, device: torch.device
+) -> Callable[[], int | None]:
+    """How the most memory held is found out, if at all."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.max_memory_allocated(device)
+    if not options.measure_memory:
+        return lambda: None
+    meter = MemoryMeter(lambda: (*engine.held(), *server.held(), *tensors_in(inbox.kept())))
+    engine.measure(meter)
+    return lambda: meter.peak_bytes
+
+
+def _server(
+    options: RunOptions,
+    built: BuiltStage,
+    versions: StageVersions,
+    sets: ParameterSets,
+    links: Links,
+    loss_scale: LossScale | None,
+) -> Server:
+    names = [built.names[id(parameter)] for parameter in built.parameters]
+    replica, optimizer = links.place.replica, options.optimizer
+    if options.mode.sync == "asp":
+        return AsynchronousServer(sets, versions, names, replica, optimizer, links.to_replica)
+    leaves = [built.parameters] if options.mode.is_naive else sets.sets
+    clipping = _clipping(options, links)
+    return ShardedServer(sets, versions, leaves, names, replica, optimizer, links.to_replica, clipping, loss_scale)
+
+
+def _clipping(options: RunOptions, links: Links) -> Clipping | None:
+    members: tuple[int, ...] = links.place.stage.workers
+    most = options.clip_stage_norm
+    if options.clip_norm is not None:
+        members, most = tuple(range(options.plan.workers)), options.clip_norm
+    if most is None:
+        return None
+
+    def tell(segment: int, update: int, squares: float) -> None:
+        for rank in members:
+            links.to_rank(rank, "norm", segment, update, squares)
+
+    clipping = Clipping(most, members, tell)
+    links.inbox.handle(
+        "norm", lambda message: clipping.take(message.segment, message.index, message.sender, message.body)
+    )
+    return clipping
+
+
+def _loss_scale(options: RunOptions, links: Links) -> LossScale | None:
+    if options.precision != "fp16":
+        return None
+    members = range(options.plan.workers)
+
+    def tell(segment: int, finite: bool) -> None:
+        for rank in members:
+            links.to_rank(rank, "finite", segment, 0, finite)
+
+    loss_scale = LossScale(options.loss_scaling, members, tell)
+    links.inbox.handle("finite", lambda message: loss_scale.take(message.segment, message.sender, message.body))
+    return loss_scale

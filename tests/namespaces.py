@@ -1,0 +1,102 @@
+"""Hosts that are Linux network namespaces, joined by a switch that is one too: real links on one machine.
+
+    host 0 (10.77.0.1) ---veth---+
+    host 1 (10.77.0.2) ---veth---+--- bridge in a namespace of its own
+    host 2 ...                   +
+
+Nothing touches the machine's own network. It needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+__all__ = ["Network", "needs_namespaces", "network_of"]
+
+
+def _why_not() -> str | None:
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
+        return "needs root and iproute2 for network namespaces"
+    name = f"pdtry{os.getpid()}"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if tried.returncode:
+        return f"network namespaces are not allowed here ({tried.stderr.strip()})"
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return None
+
+
+_REASON = _why_not()
+needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
+
+
+class Network:
+    """Some hosts on one switch."""
+
+    def __init__(self, hosts: int, rate: str | None) -> None:
+        self._name = f"pd{os.getpid()}"
+        self._hosts = hosts
+        self._rate = rate
+        self.addresses = [f"10.77.0.{host + 1}" for host in range(hosts)]
+
+    def command(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command that runs another one on a host."""
+        return ["ip", "netns", "exec", f"{self._name}h{host}", *command]
+
+    def cut(self, host: int) -> None:
+        """Take a host's link down."""
+        _ip("-n", self._switch, "link", "set", f"port{host}", "down")
+
+    def mend(self, host: int) -> None:
+        """Bring it up again."""
+        _ip("-n", self._switch, "link", "set", f"port{host}", "up")
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._name}switch"
+
+    def _build(self) -> None:
+        _ip("netns", "add", self._switch)
+        _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "bridge", "up")
+        for host, address in enumerate(self.addresses):
+            name = f"{self._name}h{host}"
+            _ip("netns", "add", name)
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{host}", "netns", self._switch)
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", self._switch, "link", "set", f"port{host}", "master", "bridge", "up")
+            if self._rate is not None:
+                shape = ("root", "tbf", "rate", self._rate, "burst", "256kb", "latency", "100ms")
+                for place, device in ((name, "eth0"), (self._switch, f"port{host}")):
+                    subprocess.run(["tc", "-n", place, "qdisc", "add", "dev", device, *shape], check=True)
+
+    def _remove(self) -> None:
+        for name in (*(f"{self._name}h{host}" for host in range(self._hosts)), self._switch):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@contextlib.contextmanager
+def network_of(hosts: int, rate: str | None = None) -> Iterator[Network]:
+    """Build hosts, and remove them at the end.
+
+    Args:
+        hosts: how many.
+        rate: of each link, each way, as tc writes it (`1gbit`); None for no limit.
+    """
+    network = Network(hosts, rate)
+    try:
+        network._build()
+        yield network
+    finally:
+        network._remove()
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
