@@ -186,7 +186,7 @@ def check_network(plan: Plan, insecure: bool) -> None:
         if not insecure and not is_loopback(host.address):
             raise UserError(
                 f"worker {rank} is on {host.address}, so activations, gradients and weights would cross a network in "
-                "the open, and anyone on it could disturb the run; say with --insecure that you trust all that is on it."
+                "the open, and anyone on it could disturb the run; say with --insecure that you trust it."
             )
 
 
