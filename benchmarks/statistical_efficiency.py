@@ -6,7 +6,7 @@ small grid. The runs use the single-process reference of the tests, which comput
 (tests/test_equality.py), so that eight stages run on one core. Only asp has no such table: its gradients miss r - 1
 updates each here, as among r workers that are equally fast; real runs report what they meet.
 
-    python benchmarks/statistical_efficiency.py                      all of it, about forty minutes on two cores
+    python benchmarks/statistical_efficiency.py                      all of it, 30 to 40 minutes on two cores
     python benchmarks/statistical_efficiency.py --only digits/stash/4 --seeds 1      one row, one seed
     python benchmarks/statistical_efficiency.py --progress FILE      keeps finished runs there; goes on after a stop
 
