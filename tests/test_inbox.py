@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pd_train.inbox import Inbox, StallError
+from pd_train.wire import Message
 
 
 class SilentTransport:
@@ -31,3 +32,22 @@ def test_a_wait_speaks_up_and_ends_at_the_stall_timeout(
     with pytest.raises(StallError, match=rf"stage 1 replica 0 has waited {end} s for an answer; gave up"):
         inbox.wait_until(lambda: False, lambda: "an answer")
     assert said == [f"stage 1 replica 0 has waited {second} s for an answer" for second in notices]
+
+
+class FullTransport:
+    def __init__(self, *messages: Message) -> None:
+        self._messages = list(messages)
+
+    def receive(self, timeout: float = 0.0) -> Message | None:
+        return self._messages.pop(0) if self._messages else None
+
+
+def test_what_arrives_before_there_is_a_handler_is_not_lost() -> None:
+    """A fast peer's gradients come while this worker is still meeting others; several share kind, segment and index."""
+    early = [Message("gradient", sender, 0, 0, body=sender) for sender in (1, 2, 3)]
+    inbox = Inbox(FullTransport(*early, Message("go", 0, 0, 0)), "stage 0", 60.0, lambda text: None)  # type: ignore[arg-type]
+    inbox.wait_for("go", 0, 0, "the start")
+    taken: list[int] = []
+    inbox.handle("gradient", lambda message: taken.append(message.body))
+    assert taken == [1, 2, 3]
+    assert inbox.kept() == []

@@ -58,7 +58,7 @@ class Inbox:
         self._stall_timeout = stall_timeout
         self.notice = notice
         self._handlers: dict[str, Callable[[Message], None]] = {}
-        self._kept: dict[tuple[str, int, int], Any] = {}
+        self._kept: dict[tuple[str, int, int], list[Message]] = {}
         self.on_idle: Callable[[], None] = lambda: None
         """Called after messages were sorted: what they made possible is done here."""
         self.needed_peers: set[int] | None = None
@@ -68,15 +68,18 @@ class Inbox:
         self._waiting: tuple[float, Callable[[], str]] | None = None
 
     def handle(self, kind: str, handler: Callable[[Message], None]) -> None:
-        """Messages of a kind without a handler are kept until `wait_for` takes them.
+        """Messages of a kind without a handler are kept until `wait_for` takes them, or until there is a handler.
 
         A handler that raises `WireError` has refused the message and is as it was before.
         """
         self._handlers[kind] = handler
+        for key in [key for key in self._kept if key[0] == kind]:
+            for message in self._kept.pop(key):
+                self._sort(message)
 
     def kept(self) -> list[Any]:
         """The bodies that wait to be taken."""
-        return list(self._kept.values())
+        return [message.body for kept in self._kept.values() for message in kept]
 
     def standing(self) -> list[str]:
         """Where it stands, for people; may be called from any thread."""
@@ -96,7 +99,10 @@ class Inbox:
         """The body of the one message of this kind, segment and index; `what` names it to people."""
         key = (kind, segment, index)
         self.wait_until(lambda: key in self._kept, lambda: what)
-        return self._kept.pop(key)
+        message, *others = self._kept.pop(key)
+        if others:
+            self._kept[key] = others
+        return message.body
 
     def wait_at_most(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Sort messages until something holds or the time is over; says whether it holds.
@@ -174,4 +180,4 @@ class Inbox:
             except WireError as error:
                 self._transport.refuse(f"{item.kind} {item.index} of worker {item.sender}: {error}")
         else:
-            self._kept[item.kind, item.segment, item.index] = item.body
+            self._kept.setdefault((item.kind, item.segment, item.index), []).append(item)

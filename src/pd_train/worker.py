@@ -155,9 +155,10 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         dump.add(inbox.standing)
         dump.phase = "meets the other workers"
         links = Links(place, transport, inbox)
+        # Before they meet: whoever hears first that all are there sends at once.
+        assembled = assemble(options, built, links, source, device, task)
         mark = meet(setup, peers, links, transport, built.fingerprint)
         launcher.tell_event(WorkersMet())
-        assembled = assemble(options, built, links, source, device, task)
         dump.phase = "prepares to train"
         runner = assembled.runner
         dump.add(runner.standing)
