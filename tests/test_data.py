@@ -322,7 +322,7 @@ def test_data_that_is_not_there_or_does_not_fit_is_refused(
 
 def test_missing_scikit_learn_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'pipedream\[digits\]'"):
+    with pytest.raises(UserError, match=r"pip install scikit-learn"):
         load_datasets("digits", (IMAGE,), 10, 32)
 
 

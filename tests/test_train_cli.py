@@ -30,6 +30,7 @@ from pd_train.check import stage_ranges
 from pd_train.cli import main
 from pd_train.host import available_memory_bytes
 from pd_train.options import RunOptions
+from pd_train.run_folder import held
 
 MODELS = str(plans.HERE / "runtime_models.py")
 INPUTS = (InputSpec(name="x", shape=(4, 16), dtype="float32"),)
@@ -274,7 +275,7 @@ def test_without_scikit_learn_the_command_that_installs_it_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     path = write_plan(tmp_path, kwargs={"classes": 10})
     result = pd_train("--plan", path, "--data", "digits:4", "--run-dir", tmp_path / "run")
-    assert_refused(result, r"needs scikit-learn, which is not installed: pip install 'pipedream\[digits\]'")
+    assert_refused(result, r"needs scikit-learn, which is not installed: pip install scikit-learn")
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
@@ -538,3 +539,31 @@ def test_checkpoints_come_at_multiples_of_the_replicas(tmp_path: Path) -> None:
     result = pd_train("--plan", path, "--run-dir", tmp_path / "run", "--checkpoint-every", 1)
     assert result.exit_code == 0, result.output
     assert "--checkpoint-every 1 is rounded up to 2, so that every replica" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("option", ["--lr", "--momentum", "--weight-decay", "--target-accuracy", "--peer-timeout"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_number_that_is_none_is_wrong_usage(option: str, value: str, tmp_path: Path) -> None:
+    result = pd_train("--plan", write_plan(tmp_path), "--run-dir", tmp_path / "run", option, value)
+    assert_refused(result, f"{value} is no finite number", code=2)
+
+
+def test_a_plan_whose_minibatch_was_edited_is_refused(tmp_path: Path) -> None:
+    path = edit(write_plan(tmp_path), lambda plan: plan.update(minibatch_size=8))
+    assert_refused(
+        pd_train("--plan", path, "--run-dir", tmp_path / "run"), r"inputs\[0\].shape: found \[4, 16\]; the first is"
+    )
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    path = write_plan(tmp_path)
+    with held(tmp_path, alone=True):
+        assert_refused(pd_train("--plan", path, "--run-dir", tmp_path), "another pd-train is running in this folder")
+
+
+def test_a_finished_run_says_that_nothing_is_left(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert pd_train("--plan", write_plan(tmp_path), "--run-dir", run).exit_code == 0
+    result = pd_train("--resume", run)
+    assert result.exit_code == 0, result.output
+    assert "nothing is left to train: 1 of 1 epochs are over" in result.stdout

@@ -50,7 +50,7 @@ def read_hosts(text: str) -> list[HostSlots]:
     path = Path(text)
     if path.is_file():
         return _read_file(path)
-    if "/" in text:
+    if "/" in text or re.search(r"\.(txt|hosts|conf|cfg|file)$", text):
         raise UserError(f"--hosts {text}: there is no such file; {_HINT}.")
     hosts = [_read_address(part.strip(), f"--hosts {text}") for part in text.split(",")]
     return _merge([HostSlots(address, 1, port) for address, port in hosts], f"--hosts {text}")

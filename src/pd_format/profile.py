@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from pd_format.jsonfile import Record, Rows, read_record
 
 __all__ = [
+    "ORIGINAL_FACTORY",
     "PRECISIONS",
     "Count",
     "Device",
@@ -49,6 +50,10 @@ class ModelSpec(Record):
                 f"factory is {self.factory!r}; expected 'package.module:function' or 'path/file.py:function'."
             )
         return self
+
+
+ORIGINAL_FACTORY = "no.factory:in_a_text_profile"
+"""Of a model known from a text profile of the original release only, which nobody can build."""
 
 
 class InputSpec(Record):

@@ -388,6 +388,9 @@ def _plan(
     following = f"next: pd-train --plan {output}"
     if decision.plan.inference:
         following += " --evaluate-only --init-from weights.pt"
+    else:
+        following += "" if decision.plan.optimizer in ("sgd", "momentum") else f" --optimizer {decision.plan.optimizer}"
+        following += " --flush 8" if decision.plan.precision == "fp16" else ""
     if is_original(profile):
         following = "to train, profile the model with pd-profile: a text profile does not say how to build it"
     console.print(f"wrote {output}; {following}", soft_wrap=True, markup=False)

@@ -24,11 +24,10 @@ from typing import NamedTuple
 
 from pd_format.errors import FormatError
 from pd_format.jsonfile import read_text
-from pd_format.profile import Device, InputSpec, LayerProfile, ModelSpec, Profile, read_profile
+from pd_format.profile import ORIGINAL_FACTORY, Device, InputSpec, LayerProfile, ModelSpec, Profile, read_profile
 
 __all__ = ["is_original", "parse_graph", "read_any_profile"]
 
-_FACTORY = "no.factory:in_a_text_profile"
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _TIMES = _FIELDS[:2]
 _MOST = 1e15
@@ -82,7 +81,7 @@ def read_any_profile(path: Path) -> Profile:
 
 def is_original(profile: Profile) -> bool:
     """Whether a profile comes from a text file, which pd-train could not build the model of."""
-    return profile.model.factory == _FACTORY
+    return profile.model.factory == ORIGINAL_FACTORY
 
 
 def parse_graph(text: str, name: str) -> Profile:
@@ -131,7 +130,7 @@ def parse_graph(text: str, name: str) -> Profile:
         if nodes[number].is_input
     ]
     return Profile(
-        model=ModelSpec(name=name, factory=_FACTORY, fingerprint="none"),
+        model=ModelSpec(name=name, factory=ORIGINAL_FACTORY, fingerprint="none"),
         minibatch_size=1,
         inputs=tuple(inputs) or (InputSpec(name="none", shape=(0,), dtype="uint8"),),
         data="unknown",

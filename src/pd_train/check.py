@@ -11,6 +11,7 @@ from pd_format.data import parse_data
 from pd_format.errors import UserError
 from pd_format.memory import OPTIMIZER_STATES
 from pd_format.plan import Plan
+from pd_format.profile import ORIGINAL_FACTORY
 from pd_format.schedule import find_deadlock
 from pd_format.units import format_bytes
 from pd_format.versions import Mode, lag_of, least_group, sets_needed, stage_versions
@@ -26,6 +27,7 @@ __all__ = [
     "check_data",
     "check_memory",
     "check_network",
+    "check_origin",
     "check_precision",
     "check_purpose",
     "check_schedule",
@@ -49,6 +51,25 @@ def check_schedule(plan: Plan, mode: Mode) -> None:
     reason = find_deadlock(replicas, [stage.in_flight for stage in plan.stages], lags)
     if reason is not None:
         raise UserError(f"the plan would never finish: {reason}. Make the plan anew with pd-plan.")
+
+
+def check_origin(plan: Plan) -> None:
+    """Refuse a plan that does not say how to build its model, or contradicts itself in what the model is given.
+
+    Raises:
+        UserError: with the way forward.
+    """
+    if plan.model.factory == ORIGINAL_FACTORY:
+        raise UserError(
+            "the plan was made from a text profile of the original release, which does not say how to build "
+            f"{plan.model.name}; profile the model with pd-profile and plan anew."
+        )
+    for position, spec in enumerate(plan.inputs):
+        if spec.shape[:1] != (plan.minibatch_size,):
+            raise UserError(
+                f"inputs[{position}].shape: found {list(spec.shape)}; the first is minibatch_size, "
+                f"{plan.minibatch_size}. Another size needs a new profile: pd-profile --minibatch-size, then pd-plan."
+            )
 
 
 def check_purpose(plan: Plan) -> None:

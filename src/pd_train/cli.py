@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from pd_train.check import (
     check_data,
     check_memory,
     check_network,
+    check_origin,
     check_precision,
     check_purpose,
     check_schedule,
@@ -42,6 +44,16 @@ from pd_train.whoami import find_identity
 __all__ = ["main"]
 
 _DEFAULT_LR = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
+
+
+class Finite(click.FloatRange):
+    """A number as click takes it, but neither NaN nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if math.isfinite(number := float(click.FLOAT.convert(value, param, ctx))):
+            return super().convert(number, param, ctx)
+        self.fail(f"{value} is no finite number.", param, ctx)
+
 
 EPILOG = """\b
 Examples:
@@ -71,11 +83,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--minibatches", type=click.IntRange(min=1), help="Train on at most so many in the whole run.")
 @click.option("--optimizer", type=click.Choice(["sgd", "adam", "adamw"]), default="sgd", show_default=True)
-@click.option("--lr", type=click.FloatRange(min=0), help="Learning rate.  [default: 0.01 for sgd, else 0.001]")
-@click.option(
-    "--momentum", type=click.FloatRange(min=0, max=1, max_open=True), default=0.9, show_default=True, help="Of sgd."
-)
-@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--lr", type=Finite(min=0), help="Learning rate.  [default: 0.01 for sgd, else 0.001]")
+@click.option("--momentum", type=Finite(min=0, max=1, max_open=True), default=0.9, show_default=True, help="Of sgd.")
+@click.option("--weight-decay", type=Finite(min=0), default=0.0, show_default=True)
 @click.option(
     "--lr-schedule",
     type=click.Choice(["constant", "step", "cosine"]),
@@ -112,12 +122,12 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 )
 @click.option(
     "--clip-stage-grad-norm",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Clip each stage's gradient of an update by its own norm.",
 )
 @click.option(
     "--clip-grad-norm",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Clip by the norm of the whole model's gradient; only with --flush.",
 )
 @click.option(
@@ -145,11 +155,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     "modeling, else accuracy]",
 )
 @click.option(
-    "--target-metric", type=float, help="Stop once validation reaches it, from above for loss and perplexity."
+    "--target-metric", type=Finite(), help="Stop once validation reaches it, from above for loss and perplexity."
 )
-@click.option(
-    "--target-accuracy", type=click.FloatRange(min=0, max=1), help="Short for --metric accuracy --target-metric 0.97."
-)
+@click.option("--target-accuracy", type=Finite(min=0, max=1), help="Short for --metric accuracy --target-metric 0.97.")
 @click.option(
     "--init-from",
     metavar="WEIGHTS",
@@ -209,21 +217,21 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
 @click.option("--rank", type=int, help="Which worker this program is.  [default: a launcher or the addresses tell]")
 @click.option(
     "--rendezvous-timeout",
-    type=click.FloatRange(min=1),
+    type=Finite(min=1),
     default=300.0,
     show_default=True,
     help="Seconds that workers wait for each other at the start.",
 )
 @click.option(
     "--peer-timeout",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=Finite(min=0.1, max=3600),
     default=10.0,
     show_default=True,
     help="Seconds of silence on a connection after which the worker at its other end counts as dead.",
 )
 @click.option(
     "--stall-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     default=1800.0,
     show_default=True,
     help="Seconds that a worker may wait for another one that is alive.",
@@ -310,6 +318,7 @@ def _settle(
     if not plan_path.exists():
         raise UserError(f"--plan {plan_path}: there is no such file; make one with pd-plan, or name another.")
     plan = read_plan(plan_path)
+    check_origin(plan)
     identity = find_identity(plan, rank, hosts, os.environ, is_here)
     plan = plan.model_copy(update={"hosts": identity.hosts})
     check_network(plan, insecure)

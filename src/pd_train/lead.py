@@ -99,6 +99,8 @@ class Lead:
             self._skipped_updates, self._skipped_by_stage = start.skipped_updates, list(start.skipped_by_stage)
         if start.position != START:
             self._saved[start.position] = set(range(self._options.plan.workers))
+        if start.position.epoch >= self._options.epochs or self._has_reached():
+            self._tell(Note(f"nothing is left to train: {len(self._epochs)} of {self._options.epochs} epochs are over"))
         whole, cap = self._training.minibatches, self._options.minibatches
         epoch = start.position.epoch
         while epoch < self._options.epochs and not self._has_reached():

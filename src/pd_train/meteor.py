@@ -100,7 +100,7 @@ def _command() -> list[str]:
     jars = [jar for folder in folders if (jar := Path(folder, "meteor", "meteor-1.5.jar")).is_file()]
     if not jars:
         raise UserError(
-            f"--metric meteor needs pycocoevalcap, which is not installed: pip install 'pipedream[meteor]'. {INSTEAD}"
+            f"--metric meteor needs pycocoevalcap, which is not installed: pip install pycocoevalcap. {INSTEAD}"
         )
     java = shutil.which("java")
     if java is None:

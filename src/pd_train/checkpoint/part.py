@@ -11,8 +11,10 @@ runs no code from a file (`torch.load` with `weights_only`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,7 @@ __all__ = [
 FOLDER = "checkpoints"
 """Of all checkpoints, within a run's folder."""
 _READ_BYTES = 1 << 20
+_LITTLE_BYTES = 1 << 20
 
 Whole = Annotated[int, Field(ge=0)]
 
@@ -162,8 +165,8 @@ def write_part(
         )
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"{file}: the checkpoint cannot be written ({_reason(error)}); training stops rather than go on unsaved. "
-            "Earlier checkpoints are whole: mend that, then go on with --resume."
+            f"{file}: the checkpoint cannot be written ({_reason(error, folder)}); training stops rather than go on "
+            "unsaved. Checkpoints that were whole before still are: mend that, then go on with --resume."
         ) from None
     whole = PartRecord(
         **record,
@@ -298,5 +301,10 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
+def _reason(error: Exception, folder: Path) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    with contextlib.suppress(OSError):  # torch says in its own words that it could not write on.
+        if shutil.disk_usage(folder).free < _LITTLE_BYTES:
+            return "the disk is full"
+    return str(error).splitlines()[0]

@@ -44,9 +44,7 @@ def load_digits(
     try:
         import sklearn.datasets
     except ImportError:
-        raise UserError(
-            f"--data {name} needs scikit-learn, which is not installed: pip install 'pipedream[digits]'"
-        ) from None
+        raise UserError(f"--data {name} needs scikit-learn, which is not installed: pip install scikit-learn") from None
     values, classes_of = sklearn.datasets.load_digits(return_X_y=True)
     images = torch.tensor(values, dtype=torch.float32).reshape(-1, 1, DIGITS_PIXELS, DIGITS_PIXELS)
     labels = torch.tensor(classes_of, dtype=torch.int64)
