@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from memory_oracle import stage_memory_bytes
 from original_profiles import original_profile
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
-from pd_format.memory import stage_memory_bytes
 from pd_format.plan import read_plan
 from pd_format.profile import Profile
 from pd_format.versions import Mode, stage_versions

@@ -14,9 +14,10 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memory_oracle import stage_memory_bytes
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
-from pd_format.memory import OPTIMIZER_STATES, stage_memory_bytes
+from pd_format.memory import OPTIMIZER_STATES
 from pd_format.plan import read_plan
 from pd_format.profile import LayerProfile, Profile
 from pd_format.schedule import paper_depths

@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from memory_oracle import stage_memory_bytes
 from original_profiles import original_profile
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
-from pd_format.memory import stage_memory_bytes
 from pd_format.plan import Plan, read_plan
 from pd_format.profile import InputSpec, Profile
 from pd_format.versions import Mode, stage_versions

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import pd_format.schedule
 import pd_format.versions
-from pd_format.memory import arrivals_held, stage_memory_bytes
+from memory_oracle import stage_memory_bytes
+from pd_format.memory import arrivals_held
 from pd_format.profile import LayerProfile
 from pd_format.schedule import WorkItem, find_deadlock, paper_depths, rounds_of, work_order
 from pd_format.versions import Mode, StageVersions, lag_of, least_group, sets_needed, stage_versions

@@ -143,8 +143,8 @@ def _parse_data(text: str) -> tuple[str, DataName]:
 @click.option(
     "--task",
     metavar="TASK",
-    help="What the model learns, which decides on loss and metrics: classification or language-modeling.  [default: "
-    "the model's own, else classification]",
+    help="What the model learns, which decides on loss and metrics: classification, language-modeling or captioning.  "
+    "[default: the model's own, else classification]",
 )
 @click.option(
     "--precision",

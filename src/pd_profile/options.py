@@ -44,7 +44,7 @@ class ModelName:
 
     Attributes:
         name: what the profile is called.
-        factory: "package.module:function" or "path/file.py:function"; None for a bare torchvision name.
+        factory: "package.module:function" or "path/file.py:function"; None for a bare name.
     """
 
     name: str

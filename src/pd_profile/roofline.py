@@ -1,7 +1,7 @@
 """What an operation would take on a machine: the roofline model, with shares of the peak that were measured once.
 
     compute   flops / (peak x share of the operation's kind)
-    memory    bytes / (bandwidth x SHARE_OF_BANDWIDTH)
+    memory    bytes / (bandwidth x share)
     time      max(compute, memory) + LAUNCH_MS;  for Winograd compute + TRANSFORMED x memory + LAUNCH_MS
 
 cuDNN computes convolutions of 3x3 or more with stride 1 by Winograd's algorithm (5x5 by a Fourier transform), in

@@ -64,7 +64,7 @@ class MinibatchLoader:
     The order depends on (seed, epoch) alone and what a sample draws itself on (seed, epoch, index), so a minibatch is
     the same whoever loads it and whenever. The generators' states are put back after each minibatch. A data set that
     is neither a `TensorDataset` nor a `TensorRows` (nor a `Subset` of one) is read sample by sample with the host's
-    generators seeded for each: load such a one on the thread that computes, which draws from the same generators.
+    generators seeded for each: load such a one on the thread that computes, or in a process that only loads.
     """
 
     samples: int
