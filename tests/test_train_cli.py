@@ -476,7 +476,10 @@ def test_ctrl_c_ends_all_processes_with_one_message(moment: str, tmp_path: Path)
         os.killpg(program.process.pid, signal.SIGINT)
         _, errors = program.process.communicate(timeout=60)
         assert program.process.returncode == 130
-        assert errors == "Stopped by SIGINT; the files written so far are whole.\n"
+        *hint, last = errors.splitlines()
+        assert last == "Stopped by SIGINT; the files written so far are whole."
+        saved = list((tmp_path / "run").glob("checkpoints/*/*.json"))
+        assert hint == ([f"To go on from its newest checkpoint: pd-train --resume {tmp_path / 'run'}"] if saved else [])
         assert_end(watched)
     names = {each.name for each in (tmp_path / "run").iterdir()}
     assert names - {f"worker-{rank}.log" for rank in range(3)} - {"metrics.jsonl", "checkpoints"} == {

@@ -38,7 +38,7 @@ from pd_train.host import available_cores, available_memory_bytes, is_here
 from pd_train.metrics import METRICS, settle_metric
 from pd_train.options import OptimizerOptions, RunOptions
 from pd_train.routing import on_the_host_of
-from pd_train.run_folder import clear_logs, continue_run, held, make_run_folder, write_options
+from pd_train.run_folder import clear_logs, continue_run, has_checkpoint, held, make_run_folder, write_options
 from pd_train.whoami import find_identity
 
 __all__ = ["main"]
@@ -263,7 +263,8 @@ def main(**given: Any) -> None:
                 write_options(options.run_dir, {**given, "data": options.data, "threads": options.threads})
             write_record(options.run_dir / "plan.json", options.plan)
             remarks = [*([identity] if options.plan.hosts else []), *_remarks(options, given["checkpoint_every"])]
-            _train(options, remarks, given["max_restarts"])
+            with _way_back(options.run_dir):
+                _train(options, remarks, given["max_restarts"])
 
 
 def _settle(
@@ -423,6 +424,17 @@ def _train(options: RunOptions, remarks: Iterable[str], most_restarts: int) -> N
         print_evaluation_table(options.plan, end, str(options.init_from), options.run_dir)
     else:
         print_run_table(options.plan, end, list(metrics.values()), options.run_dir, options.target_metric)
+
+
+@contextlib.contextmanager
+def _way_back(run_dir: Path) -> Iterator[None]:
+    """Say how a run that did not come to its end goes on, where it has a checkpoint."""
+    try:
+        yield
+    except BaseException:
+        if has_checkpoint(run_dir):
+            click.echo(f"To go on from its newest checkpoint: pd-train --resume {run_dir}", err=True)
+        raise
 
 
 @contextlib.contextmanager

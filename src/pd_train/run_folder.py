@@ -23,7 +23,7 @@ from pd_format.jsonfile import Record, read_record, write_record
 from pd_format.plan import Plan, read_plan
 from pd_train.options import RESTARTS
 
-__all__ = ["clear_logs", "continue_run", "held", "make_run_folder", "write_options"]
+__all__ = ["clear_logs", "continue_run", "has_checkpoint", "held", "make_run_folder", "write_options"]
 
 _MAY_CHANGE = frozenset(
     {"device", "threads", "metric", "target_metric", "target_accuracy", "measure_memory", "keep", "max_restarts",
@@ -96,6 +96,11 @@ def held(path: Path, alone: bool) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run's folder holds a part of a checkpoint."""
+    return next(path.glob("checkpoints/*/*.json"), None) is not None
 
 
 def clear_logs(path: Path) -> None:
