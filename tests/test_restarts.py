@@ -125,7 +125,7 @@ def test_what_would_only_happen_again_is_not_tried_again(tmp_path: Path) -> None
 def test_fifty_kills_at_random_moments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`make chaos`."""
     kills, seed = int(os.environ.get("KILLS", "50")), int(os.environ.get("SEED", "0"))
-    changes: dict[str, Any] = {"epochs": 12 * kills, "peer_timeout": 2.0, "keep": 2}
+    changes: dict[str, Any] = {"epochs": 24 * kills, "peer_timeout": 2.0, "keep": 2}
     train_watched(options_of(tmp_path / "alone", "2-1-1", **changes), 0)
     draw = random.Random(seed)
     over = threading.Event()
