@@ -20,8 +20,10 @@ from pd_train.admission import GREETING, Admission, Refusals
 from pd_train.control import WorkerSetup
 from pd_train.events import Event, Progress
 from pd_train.forms import has_form, plan_problem
+from pd_train.inbox import Inbox
 from pd_train.launch import launch
 from pd_train.routing import may_send, place_of
+from pd_train.server import check_pieces
 from pd_train.wire import Message, WireError, encode
 from test_checkpoint import assert_same, options_of
 
@@ -52,6 +54,7 @@ class Stranger:
             self._is_over = True
             for rank, host in enumerate(self.plan.hosts):
                 self._announce_a_terabyte(host.port)
+                self._break_off(host.port)
                 with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
                     dealer.setsockopt(zmq.LINGER, -1)
                     dealer.connect(f"tcp://127.0.0.1:{host.port}")
@@ -92,12 +95,22 @@ class Stranger:
             *([b"flood"] for _ in range(FLOOD)),
         ]
 
+    def _break_off(self, port: int) -> None:
+        """Ends within a message of several frames."""
+        with self._greeted(port) as stream:
+            stream.sendall(b"\x01\x05" + b"begun")
+
+    def _greeted(self, port: int) -> socket.socket:
+        """A connection that has spoken ZeroMQ's own protocol up to the first message."""
+        stream = socket.create_connection(("127.0.0.1", port))
+        ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+        stream.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + b"\x04" + bytes([len(ready)]) + ready)
+        return stream
+
     def _announce_a_terabyte(self, port: int) -> None:
-        """Speaks ZeroMQ's own protocol up to the head of a frame."""
-        with socket.create_connection(("127.0.0.1", port)) as stream:
-            stream.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
-            ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-            stream.sendall(b"\x04" + bytes([len(ready)]) + ready + b"\x02" + struct.pack(">Q", 10**12))
+        """In the head of a frame, which libzmq reads."""
+        with self._greeted(port) as stream:
+            stream.sendall(b"\x02" + struct.pack(">Q", 10**12))
             stream.settimeout(10)
             while stream.recv(4096):  # Until it is closed, with no byte of the frame sent.
                 pass
@@ -251,3 +264,48 @@ def test_every_kind_of_message_has_a_sender_and_a_form() -> None:
     of_stages = {"forward", "backward", "score"}
     kinds = routing._TO_RANK_0 | routing._FROM_RANK_0 | routing._OF_STAGE | routing._OF_ALL
     assert kinds | of_stages == forms._FORMS.keys()
+
+
+def test_a_message_that_a_handler_refuses_is_counted_and_disturbs_no_other() -> None:
+    class Given:
+        def __init__(self) -> None:
+            self.messages = [Message("gradient", 1, 0, 3, "bad"), Message("gradient", 1, 0, 4, "good")]
+            self.refused: list[str] = []
+
+        def receive(self, timeout: float = 0.0) -> Message | None:
+            return self.messages.pop(0) if self.messages else None
+
+        def refuse(self, reason: str) -> None:
+            self.refused.append(reason)
+
+    taken = []
+
+    def handler(message: Message) -> None:
+        if message.body == "bad":
+            raise WireError("pieces of another size")
+        taken.append(message.index)
+
+    transport = Given()
+    inbox = Inbox(transport, "stage 0 replica 0", 1.0, lambda text: None)  # type: ignore[arg-type]
+    inbox.handle("gradient", handler)
+    inbox.poll()
+    assert taken == [4]
+    assert transport.refused == ["gradient 3 of worker 1: pieces of another size"]
+
+
+@pytest.mark.parametrize(
+    ("number", "found", "reason"),
+    [
+        (2, (T,), "bucket 2, which such a message cannot be about"),
+        (1, (T, T), "2 pieces of bucket 1, which has 1"),
+        (1, (torch.zeros(1),), r"float32 \(1,\) of bucket 1, where torch.float32 \(2,\)"),
+        (1, (T.double(),), "float64"),
+    ],
+)
+def test_pieces_that_do_not_fit_their_bucket_are_refused(
+    number: int, found: tuple[torch.Tensor, ...], reason: str
+) -> None:
+    check_pieces(1, (T + 1,), {1: [T]})
+    check_pieces(1, (None,), {1: [T]})
+    with pytest.raises(WireError, match=reason):
+        check_pieces(number, found, {1: [T]})
