@@ -300,8 +300,9 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
         write_text(tmp_path / "runs" / "plan.json", "{}")
 
 
-def test_a_plan_cannot_ask_for_more_memory_than_its_text(plan_path: Path) -> None:
-    path = edited(plan_path, lambda v: v["stages"][0].update(replicas=10**15))
+@pytest.mark.parametrize("replicas", [10**9, 10**15, 2**64 - 1])
+def test_a_plan_cannot_ask_for_more_memory_than_its_text(replicas: int, plan_path: Path) -> None:
+    path = edited(plan_path, lambda v: v["stages"][0].update(replicas=replicas))
 
     assert refusal(read_plan, path).startswith("stages[0].workers: found [0")
 

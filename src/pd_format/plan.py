@@ -132,8 +132,9 @@ class Plan(Workload):
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_SHOWN]))
-    return f"[{shown}, ...]" if len(ranks) > _SHOWN else f"[{shown}]"
+    # Not by the length: that of a range may be more than Python's len can tell.
+    more = ", ..." if ranks[_SHOWN:] else ""
+    return f"[{', '.join(map(str, ranks[:_SHOWN]))}{more}]"
 
 
 def read_plan(path: Path) -> Plan:

@@ -39,6 +39,9 @@ def check_pickle(file: Path) -> None:
         pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
         if len(set(names)) < len(names) or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it is packed in another way")
+        stated = sum(max(entry.compress_size, entry.file_size) for entry in entries)
+        if stated > file.stat().st_size:
+            raise ValueError(f"its entries are {stated} bytes long, by its own account")
         if len(pickles) != 1 or pickles[0].file_size > _MOST_BYTES:
             raise ValueError("its list of tensors is missing, or too long")
         _check_opcodes(archive.read(pickles[0]))
