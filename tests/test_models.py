@@ -1,4 +1,4 @@
-"""The language model of this project, and transformers of torchvision: cut anywhere, and through all three programs."""
+"""The language model of this project and models of torchvision: cut anywhere, and through all three programs."""
 
 from __future__ import annotations
 
@@ -122,6 +122,11 @@ GPT = ["layers=2", "width=16", "heads=2", f"context={CONTEXT}"]
         ("gpt", GPT, ["--data", "text:corpus.txt"]),
         ("vit_b_16", ["image_size=32"], ["--data", "synthetic:6", "--input-shape", "3,32,32"]),
         ("swin_t", ["num_classes=10"], ["--data", "synthetic:6", "--input-shape", "3,32,32"]),
+        # The paper's (section 5), s2vt apart, which has tests of its own.
+        ("vgg16", [], ["--data", "synthetic:6", "--input-shape", "3,32,32"]),
+        ("alexnet", ["num_classes=10"], ["--data", "synthetic:6", "--input-shape", "3,64,64"]),
+        ("resnet50", ["num_classes=10"], ["--data", "synthetic:6", "--input-shape", "3,64,64"]),
+        ("inception_v3", ["num_classes=10", "init_weights=false"], ["--data", "synthetic:6"]),
     ],
 )
 def test_profile_plan_and_train_in_two_stages(
