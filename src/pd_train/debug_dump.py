@@ -1,8 +1,8 @@
 """SIGUSR1 (`--debug-dump`): every worker writes to its log where it stands, and goes on.
 
-First the stacks of all threads, which Python's faulthandler writes from within the signal handler, whatever holds the
-worker up. Then, from a thread of its own and so also while the compute thread is stuck, what the parts of the worker
-say of themselves: place in the schedule, weight versions, what it waits for, queues.
+A thread of its own writes first the stacks of all threads, and then what the parts of the worker say of themselves:
+place in the schedule, weight versions, what it waits for, queues. So it works while the compute thread is stuck, unless
+that holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class WorkerDump:
         # Python's own handler does nothing; that it exists makes Python write the signal's number to the pipe at once.
         signal.signal(signal.SIGUSR1, lambda *_: None)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
         threading.Thread(target=self._serve, args=(reader,), name="debug-dump", daemon=True).start()
 
     def add(self, part: Callable[[], Iterable[str]]) -> None:
@@ -61,6 +60,9 @@ class WorkerDump:
     def _serve(self, reader: int) -> None:
         while numbers := os.read(reader, 4096):
             if signal.SIGUSR1 in numbers:
+                # From a thread that holds the interpreter's lock: from within a signal handler, as faulthandler offers,
+                # other threads' frames change while they are read, which has ended a worker by SIGSEGV.
+                faulthandler.dump_traceback(file=2, all_threads=True)
                 log.info("where this worker stands:%s", "".join(f"\n    {line}" for line in self.lines()))
 
 
