@@ -26,7 +26,7 @@ chaos: $(INSTALLED) ## Kill workers at 50 random moments of one run; up to 15 mi
 	timeout 900 $(BIN)/python -m pytest -m slow -s tests/test_restarts.py
 
 fuzz: $(INSTALLED) ## Feed hostile input to all readers; up to 15 minutes (COUNT=400000 SEED=0)
-	timeout 900 $(BIN)/python -m pytest -m slow -s tests/test_fuzz.py
+	timeout 900 $(BIN)/python -m pytest -m slow -s -o faulthandler_timeout=0 tests/test_fuzz.py
 
 lint: $(INSTALLED) ## Look for mistakes and style, change nothing
 	$(BIN)/ruff check .

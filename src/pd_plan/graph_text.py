@@ -234,14 +234,12 @@ def _figure(value: str, field: str, number: int, line: int) -> float:
             raise FormatError(f"{place} is {_short(value)}; expected ']' at the end of the list.")
         parts = re.split("[;,]", value[1:-1]) if value[1:-1].strip() else []
     total = 0.0
-    for part in parts:
-        if len(part) > _MOST_DIGITS or not re.fullmatch(
-            r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", part.strip(), re.ASCII
-        ):
+    for part in map(str.strip, parts):
+        if len(part) > _MOST_DIGITS or not _FIGURE.fullmatch(part):
             raise FormatError(f"{place} is {_short(value)}; expected a number of {_unit(field)}.")
         figure = float(part)
         if not 0 <= figure <= _MOST:
-            raise FormatError(f"{place} is {part.strip()}; expected 0 to {_MOST:g} {_unit(field)}.")
+            raise FormatError(f"{place} is {part}; expected 0 to {_MOST:g} {_unit(field)}.")
         total += figure
     return total
 

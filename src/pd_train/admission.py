@@ -3,8 +3,8 @@
 A connection begins with a greeting. From then on the sender keeps to this one connection and counts its messages, so
 what is repeated, made up or sent again by somebody else is told apart; and it sends only what the plan has it send.
 
-Somebody who knows the mark of the run and greets before the true worker does is not told apart: the mark is a password
-that travels in the open.
+Somebody who greets before the true worker does is not told apart: greetings bear a mark that all runs share, and the
+mark of a run travels in the open.
 """
 
 from __future__ import annotations
