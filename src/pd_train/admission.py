@@ -68,14 +68,19 @@ class Admission:
 
 
 class Refusals:
-    """Counts what was refused, and keeps a flood of it out of the log: ten lines, then one a minute."""
+    """Counts what was refused, and keeps a flood of it out of the log: ten lines, then one a minute.
 
-    def __init__(self) -> None:
+    Args:
+        what: was refused, each time.
+    """
+
+    def __init__(self, what: str = "message") -> None:
+        self._what = what
         self.count = 0
         self._next_line = 0.0
 
     def note(self, reason: str, now: float) -> str | None:
-        """Count a message.
+        """Count one more.
 
         Args:
             reason: for its refusal.
@@ -88,4 +93,4 @@ class Refusals:
         if self.count > _LOGGED_IN_FULL and now < self._next_line:
             return None
         self._next_line = now + _LOG_EVERY_S
-        return f"refused message {self.count} that is of no use here: {reason}"
+        return f"refused {self._what} {self.count} that is of no use here: {reason}"

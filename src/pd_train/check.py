@@ -197,17 +197,18 @@ def check_clipping(mode: Mode, by_stage: float | None, whole: float | None) -> N
         raise UserError("--clip-stage-grad-norm needs all gradients of a round, which --sync asp does not wait for.")
 
 
-def check_network(plan: Plan, insecure: bool) -> None:
+def check_network(plan: Plan, insecure: bool, has_key: bool) -> None:
     """Refuse to train in the open over a network that nobody has called trusted.
 
     Raises:
         UserError: naming a host.
     """
     for rank, host in enumerate(plan.hosts):
-        if not insecure and not is_loopback(host.address):
+        if not insecure and not has_key and not is_loopback(host.address):
             raise UserError(
                 f"worker {rank} is on {host.address}, so activations, gradients and weights would cross a network in "
-                "the open, and anyone on it could disturb the run; say with --insecure that you trust it."
+                "the open, and anyone on it could disturb the run. Make a key (pd-train --make-key job.key), copy it "
+                "to every host and give --key job.key on each; or say with --insecure that you trust the network."
             )
 
 

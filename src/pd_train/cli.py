@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,12 +55,30 @@ class Finite(click.FloatRange):
         self.fail(f"{value} is no finite number.", param, ctx)
 
 
+def _absolute(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """A path as it is kept with the run, which may go on from another folder."""
+    return None if path is None else os.path.abspath(path)
+
+
+def _make_key(context: click.Context, option: click.Parameter, path: Path | None) -> None:
+    """Make a key, and end the program."""
+    if path is None or context.resilient_parsing:
+        return
+    from pd_train.keys import make_key
+
+    with _failures_as_messages():
+        make_key(path)
+    click.echo(f"{path}: a new key. Copy it to every host (scp -p {path} HOST:), and give --key {path} there.")
+    context.exit()
+
+
 EPILOG = """\b
 Examples:
   pd-train --plan plan.json
   pd-train --plan plan.json --data digits --epochs 10 --target-accuracy 0.97
   pd-train --plan plan.json --metric perplexity --target-metric 4
   pd-train --plan plan.json --minibatches 100 --optimizer adam --lr 0.0003
+  pd-train --make-key job.key; pd-train --plan plan.json --key job.key
   pd-train --resume runs/NAME
   pd-train --plan plan.json --evaluate-only --init-from runs/NAME/model.pt
 
@@ -209,10 +227,27 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     "with {rank}.  [default: the plan's hosts, a launcher's, or all here]",
 )
 @click.option(
+    "--key",
+    type=click.Path(),
+    callback=_absolute,
+    metavar="FILE",
+    help="Encrypt everything between workers, and let only those connect that hold this key: the same file on every "
+    "host.",
+)
+@click.option(
+    "--make-key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=_make_key,
+    help="Write a new key for --key, which nobody but you may read, and exit.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
     help="Send everything over the network in the open, to and from anyone who knows how: only where you trust all "
-    "that is on it.",
+    "that is on it. Of no effect with --key.",
 )
 @click.option("--rank", type=int, help="Which worker this program is.  [default: a launcher or the addresses tell]")
 @click.option(
@@ -262,7 +297,7 @@ def main(**given: Any) -> None:
             if not options.evaluate_only:
                 write_options(options.run_dir, {**given, "data": options.data, "threads": options.threads})
             write_record(options.run_dir / "plan.json", options.plan)
-            remarks = [*([identity] if options.plan.hosts else []), *_remarks(options, given["checkpoint_every"])]
+            remarks = [*([identity] if options.plan.hosts else []), *_remarks(options, given)]
             with _way_back(options.run_dir):
                 _train(options, remarks, given["max_restarts"])
 
@@ -305,6 +340,7 @@ def _settle(
     max_restarts: int,
     hosts: str | None,
     rank: int | None,
+    key: str | None,
     insecure: bool,
     rendezvous_timeout: float,
     peer_timeout: float,
@@ -322,7 +358,11 @@ def _settle(
     check_origin(plan)
     identity = find_identity(plan, rank, hosts, os.environ, is_here)
     plan = plan.model_copy(update={"hosts": identity.hosts})
-    check_network(plan, insecure)
+    check_network(plan, insecure, has_key=key is not None)
+    if key is not None:
+        from pd_train.keys import read_key
+
+        read_key(Path(key))  # Each worker reads it for itself: what is wrong with it is said before they start.
     sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
     if not evaluate_only:
         check_purpose(plan)
@@ -370,6 +410,7 @@ def _settle(
         keep=keep,
         resume="no" if resume is None else "yes",
         ranks=identity.ranks,
+        key=None if key is None else Path(key),
         rendezvous_timeout=rendezvous_timeout,
         peer_timeout=peer_timeout,
         stall_timeout=stall_timeout,
@@ -378,16 +419,18 @@ def _settle(
     return options, identity.why
 
 
-def _remarks(options: RunOptions, checkpoint_every: int | None) -> Iterator[str]:
+def _remarks(options: RunOptions, given: Mapping[str, Any]) -> Iterator[str]:
     """What a person should know before the run starts."""
+    if options.key is not None and given["insecure"]:
+        yield "--insecure is of no effect with --key: everything is encrypted, and only holders of the key connect"
     if not options.evaluate_only and (warning := optimizer_warning(options)) is not None:
         yield warning
     if (warning := precision_warning(options)) is not None:
         yield warning
-    if checkpoint_every != options.checkpoint_every:
+    if given["checkpoint_every"] != options.checkpoint_every:
         yield (
-            f"--checkpoint-every {checkpoint_every} is rounded up to {options.checkpoint_every}, so that every replica "
-            "takes part in every update"
+            f"--checkpoint-every {given['checkpoint_every']} is rounded up to {options.checkpoint_every}, so that "
+            "every replica takes part in every update"
         )
 
 

@@ -118,7 +118,7 @@ def meet(
         options={**compared, "going on from a checkpoint": options.resume != "no"},
     )
     addresses = {rank: f"{address}:{port}" for rank, (address, port) in sorted(peers.items())}
-    return Meeting(links, about, addresses, options.rendezvous_timeout, links.inbox.notice, transport.set_marks).run()
+    return Meeting(links, about, addresses, options.rendezvous_timeout, links.inbox.notice, transport).run()
 
 
 class Meeting:
@@ -130,7 +130,7 @@ class Meeting:
         addresses: of all workers, for messages.
         timeout: seconds to wait for all.
         notice: is told for whom.
-        set_marks: (mark that is sent, marks that are taken).
+        transport: sets the marks of messages, and knows with whom no handshake succeeds.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Meeting:
         addresses: Mapping[int, str],
         timeout: float,
         notice: Callable[[str], None],
-        set_marks: Callable[[str, tuple[str, ...]], None],
+        transport: Transport,
     ) -> None:
         self._links = links
         self._inbox = links.inbox
@@ -148,7 +148,7 @@ class Meeting:
         self._addresses = addresses
         self._timeout = timeout
         self._notice = notice
-        self._set_marks = set_marks
+        self._transport = transport
         self._others = [rank for rank in addresses if rank != about.rank]
         self._there: dict[int, About] = {}
         self._joined: set[int] = set()
@@ -169,10 +169,10 @@ class Meeting:
         self._await(lambda: len(self._there) == len(self._others), self._missing)
         mark = f"{secrets.token_hex(8)}-{self._about.plan[:16]}"
         self._tell("welcome", mark)
-        self._set_marks(COMMON_MARK, (COMMON_MARK, mark))
+        self._transport.set_marks(COMMON_MARK, (COMMON_MARK, mark))
         self._await(lambda: len(self._joined) == len(self._others), lambda: "all workers to join")
         self._tell("go", None)
-        self._set_marks(mark, (COMMON_MARK, mark))
+        self._transport.set_marks(mark, (COMMON_MARK, mark))
         return mark
 
     def _follow(self) -> str:
@@ -188,12 +188,12 @@ class Meeting:
                 raise UserError(found["refused"])
             return what in found
 
-        self._await(lambda: is_there("welcome"), lambda: found.get("missing", f"worker 0 at {self._addresses[0]}"))
+        self._await(lambda: is_there("welcome"), lambda: found.get("missing", self._name(0)))
         mark: str = found["welcome"]
-        self._set_marks(COMMON_MARK, (COMMON_MARK, mark))
+        self._transport.set_marks(COMMON_MARK, (COMMON_MARK, mark))
         self._links.to_rank(0, "joined", 0, self._about.rank, None)
         self._await(lambda: is_there("go"), lambda: "all workers to join")
-        self._set_marks(mark, (COMMON_MARK, mark))
+        self._transport.set_marks(mark, (COMMON_MARK, mark))
         return mark
 
     def _take_about(self, message: Message) -> None:
@@ -210,9 +210,17 @@ class Meeting:
 
     def _missing(self) -> str:
         missing = [rank for rank in self._others if rank not in self._there]
-        text = ", ".join(f"worker {rank} at {self._addresses[rank]}" for rank in missing)
+        text = ", ".join(map(self._name, missing))
         self._tell("missing", text)
         return text
+
+    def _name(self, rank: int) -> str:
+        """A worker, for people."""
+        name = f"worker {rank} at {self._addresses[rank]}"
+        if rank not in self._transport.unmet:
+            return name
+        doubt = "does the key differ there" if self._transport.has_key else "is it pd-train that listens there"
+        return f"{name} (it answers, but no handshake succeeds: {doubt}?)"
 
     def _tell(self, kind: str, body: object) -> None:
         """A message to all that are there."""
@@ -222,6 +230,7 @@ class Meeting:
     def _await(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
         """Wait, and say for whom every ten seconds."""
         # Worker 0 knows who is missing, so the others leave it the last word.
+        and_key = " and the same key file" if self._transport.has_key else ""
         end = self._start + self._timeout + (_GRACE_S if self._about.rank else 0.0)
         while True:
             now = time.monotonic()
@@ -231,7 +240,7 @@ class Meeting:
             if time.monotonic() >= end:
                 refusal = (
                     f"{text} did not come within {self._timeout:.0f} s (--rendezvous-timeout); start the program there "
-                    "too, with the same plan, and see that no firewall closes the port."
+                    f"too, with the same plan{and_key}, and see that no firewall closes the port."
                 )
                 self._tell("refused", refusal)
                 raise UserError(refusal)

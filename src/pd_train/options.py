@@ -98,6 +98,8 @@ class RunOptions:
     """Seconds of silence after which a peer counts as dead."""
     ranks: tuple[int, ...] = ()
     """Of the workers that this program starts; empty for all."""
+    key: Path | None = None
+    """The file with the key of the job, for connections; None for connections in the open."""
     rendezvous_timeout: float = 300.0
     """Seconds that workers wait for each other at the start."""
     stall_timeout: float = 1800.0

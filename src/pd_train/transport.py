@@ -1,4 +1,4 @@
-"""Moves messages between workers: the only file that knows ZeroMQ (design, section 6).
+"""Moves messages between workers by ZeroMQ (design, section 6); `pd_train.handshakes` decides who connects.
 
 Each worker binds one ROUTER socket, where all others' messages arrive, and connects one DEALER to each peer it
 sends to. One thread owns all of them; the compute thread meets it at two queues only:
@@ -9,6 +9,7 @@ sends to. One thread owns all of them; the compute thread meets it at two queues
   (`in_flight` activations and gradients, lag + 1 rounds of a stage). A frame looks into the tensor's memory.
 * Liveness: libzmq's own heartbeats, which run in its I/O thread whatever Python does, so a busy worker is not
   taken for a dead one. A connection that ends while the run goes on arrives as a `PeerLost`.
+* With a key everything is encrypted, and only its holders connect.
 * What strangers send is refused, counted and logged (`pd_train.admission`), and never reaches the inbox.
 """
 
@@ -26,10 +27,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from pd_format.errors import UserError
 from pd_train.admission import GREETING, Admission, Refusals
+from pd_train.handshakes import Handshakes
+from pd_train.keys import Key
 from pd_train.wire import FRAME_BYTES, Message, WireError, decode, encode
 
 __all__ = ["PeerLost", "Transport"]
@@ -59,6 +61,7 @@ class Transport:
         port: to bind; 0 lets the system choose.
         peer_timeout: seconds of silence after which a peer counts as dead.
         problem: what is wrong with a message by the plan; see `pd_train.forms.plan_problem`.
+        key: that all workers of the run hold; None to speak and listen in the open.
 
     Raises:
         UserError: the address cannot be bound.
@@ -72,6 +75,7 @@ class Transport:
         port: int = 0,
         peer_timeout: float = 10.0,
         problem: Callable[[Message], str | None] = lambda message: None,
+        key: Key | None = None,
     ) -> None:
         self.rank = rank
         self._run = run
@@ -92,7 +96,7 @@ class Transport:
         self._linger_ms = 0
         self._context = zmq.Context(io_threads=1)
         self._peers: dict[int, zmq.Socket[bytes]] = {}
-        self._monitors: dict[zmq.Socket[bytes], int] = {}
+        self._handshakes = Handshakes(self._context, key, self._note_lost, lambda why: self._inbox.put(UserError(why)))
         self._router = self._context.socket(zmq.ROUTER)
         self._configure(self._router)
         self._router.setsockopt(zmq.RCVHWM, _ROUTER_MESSAGES)
@@ -125,10 +129,11 @@ class Transport:
                 continue
             dealer = self._context.socket(zmq.DEALER)
             self._configure(dealer)
-            self._monitors[dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)] = rank
+            self._handshakes.watch(dealer, rank)
             dealer.connect(_endpoint(address, port))
             self._peers[rank] = dealer
             self._outgoing.append((rank, self._encode(rank, Message(GREETING, self.rank, 0, 0))))
+        self._handshakes.watch(self._router, None)
         self._wake()
         self._thread.start()
 
@@ -147,10 +152,21 @@ class Transport:
         """Messages that were of no use."""
         return self._refusals.count
 
+    @property
+    def has_key(self) -> bool:
+        """Whether connections are encrypted, and open to those who hold the key alone."""
+        return self._handshakes.has_key
+
+    @property
+    def unmet(self) -> frozenset[int]:
+        """Peers that answered, but with whom no handshake has succeeded so far."""
+        return self._handshakes.unmet
+
     def standing(self) -> list[str]:
         """Where it stands, for people; may be called from any thread."""
         return [
             f"queues: {len(self._outgoing)} messages to send, {self._inbox.qsize()} to read; {self.refused} refused",
+            f"connections that came to nothing: {self._handshakes.refused}",
             f"messages handed to the network so far, by worker: {dict(self._sequence)}",
         ]
 
@@ -202,7 +218,7 @@ class Transport:
     def _configure(self, socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(zmq.SNDHWM, 0)
         # A connection that announces a longer frame is closed before any memory is taken for it.
-        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
+        self._handshakes.secure(socket, FRAME_BYTES)
         socket.setsockopt(zmq.RCVHWM, 1)  # Of a DEALER, where nothing is to arrive.
         socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, self._peer_timeout_ms // 4))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._peer_timeout_ms)
@@ -220,16 +236,16 @@ class Transport:
         except BaseException as error:
             self._inbox.put(error)
         finally:
-            for monitor in self._monitors:
-                monitor.close(linger=0)
+            for each in self._handshakes.sockets:
+                each.close(linger=0)
             self._context.destroy(linger=self._linger_ms)
 
     def _loop(self) -> None:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_reader, zmq.POLLIN)
-        for monitor in self._monitors:
-            poller.register(monitor, zmq.POLLIN)
+        for each in self._handshakes.sockets:
+            poller.register(each, zmq.POLLIN)
         while not self._stopping or self._outgoing:
             for ready, _ in poller.poll():
                 if ready == self._wake_reader:
@@ -238,10 +254,12 @@ class Transport:
                 elif ready is self._router:
                     self._receive_waiting()
                 else:
-                    self._note_lost(ready)
+                    self._handshakes.handle(ready)
             while self._outgoing:
                 rank, frames = self._outgoing.popleft()
-                self._peers[rank].send_multipart(frames, flags=zmq.DONTWAIT, copy=False)
+                # Where libzmq has given a connection up there is none to wait for, and its monitor tells.
+                with contextlib.suppress(zmq.Again):
+                    self._peers[rank].send_multipart(frames, flags=zmq.DONTWAIT, copy=False)
 
     def _receive_waiting(self) -> None:
         while True:
@@ -261,10 +279,9 @@ class Transport:
                 raise RuntimeError(f"{_INBOX_MESSAGES} messages wait to be read; a peer sends more than the plan asks")
             self._inbox.put(message)
 
-    def _note_lost(self, monitor: Any) -> None:
-        recv_monitor_message(monitor)
+    def _note_lost(self, rank: int) -> None:
         if not self._stopping:
-            self._inbox.put(PeerLost(self._monitors[monitor]))
+            self._inbox.put(PeerLost(rank))
 
 
 def _endpoint(address: str, port: int) -> str:

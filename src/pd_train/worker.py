@@ -26,6 +26,7 @@ from pd_train.events import Event, Note, WorkersMet, from_plain, to_plain
 from pd_train.feed import loader_processes, open_data
 from pd_train.forms import plan_problem
 from pd_train.inbox import Inbox, PeerFailedError, PeerLostError, StallError
+from pd_train.keys import Key, read_key
 from pd_train.lead import Lead, follow, part_with
 from pd_train.links import Links
 from pd_train.meeting import COMMON_MARK, meet
@@ -96,12 +97,17 @@ def _tell_why_early(setup: WorkerSetup, error: BaseException) -> None:
     """As above, of a worker that never came to listen: workers on other hosts would wait for it."""
     addresses = {rank: (host.address, host.port) for rank, host in enumerate(setup.options.plan.hosts)}
     try:
-        transport = Transport(setup.rank, COMMON_MARK, setup.address)
+        transport = Transport(setup.rank, COMMON_MARK, setup.address, key=_key(setup))
     except UserError:
-        return  # Not even another port is free.
+        return  # Not even another port is free, or the key is what failed.
     transport.connect(addresses)
     _tell_why(setup, transport, error)
     transport.close(_FAILURE_LINGER_S)
+
+
+def _key(setup: WorkerSetup) -> Key | None:
+    """Each worker reads it from the file for itself: nothing that is sent or written holds the secret."""
+    return None if setup.options.key is None else read_key(setup.options.key)
 
 
 def _teller(setup: WorkerSetup, launcher: Launcher, links: Links) -> Callable[[Event], None]:
@@ -137,7 +143,9 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
             pin = device.type == "cuda"
             source = open_source(options, place, loaders, processes, pin, lambda text: launcher.tell_event(Note(text)))
         problem = partial(plan_problem, options.plan, place)
-        transport = Transport(setup.rank, COMMON_MARK, setup.address, setup.port, options.peer_timeout, problem)
+        transport = Transport(
+            setup.rank, COMMON_MARK, setup.address, setup.port, options.peer_timeout, problem, _key(setup)
+        )
     except Exception as error:
         if source is not None:
             source.close()
