@@ -337,7 +337,8 @@ def test_a_run_prints_plain_lines_and_writes_its_files(tmp_path: Path, monkeypat
     assert re.fullmatch(r"test-\d{8}-\d{6}", run.name)
     logs = {f"worker-{rank}.log" for rank in range(3)}
     assert {each.name for each in run.iterdir()} == {
-        "plan.json", "options.json", "checkpoints", "metrics.jsonl", "model.pt", "report.json", *logs
+        "plan.json", "options.json", "checkpoints", "metrics.jsonl", "timing.jsonl", "trace.json", "model.pt",
+        "report.json", *logs
     }  # fmt: skip
     report = json.loads((run / "report.json").read_text())
     assert report["config"] == "2-1"
@@ -465,6 +466,9 @@ def assert_end(descriptors: list[int]) -> None:
 needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 
 
+WRITTEN_MEANWHILE = {"metrics.jsonl", "timing.jsonl", "trace.json", "checkpoints"}
+
+
 @needs_pidfd
 @pytest.mark.parametrize("moment", [_STARTING, _LOADING, _TRAINING])
 def test_ctrl_c_ends_all_processes_with_one_message(moment: str, tmp_path: Path) -> None:
@@ -482,7 +486,7 @@ def test_ctrl_c_ends_all_processes_with_one_message(moment: str, tmp_path: Path)
         assert hint == ([f"To go on from its newest checkpoint: pd-train --resume {tmp_path / 'run'}"] if saved else [])
         assert_end(watched)
     names = {each.name for each in (tmp_path / "run").iterdir()}
-    assert names - {f"worker-{rank}.log" for rank in range(3)} - {"metrics.jsonl", "checkpoints"} == {
+    assert names - {f"worker-{rank}.log" for rank in range(3)} - WRITTEN_MEANWHILE == {
         "plan.json", "options.json"
     }  # fmt: skip
     if moment is _TRAINING:

@@ -25,6 +25,7 @@ from pd_train.metrics import METRICS
 from pd_train.optimizers import stage_scale
 from pd_train.options import RunOptions
 from pd_train.reading import Source
+from pd_train.recorder import Recorder
 from pd_train.server import Server
 from pd_train.sharded import ShardedServer
 from pd_train.weights import ParameterSets
@@ -64,6 +65,7 @@ def assemble(
     source: Source | None,
     device: torch.device,
     task: Task,
+    recorder: Recorder,
 ) -> Assembled:
     """Put a stage's computation, its weight versions and its parameter server together, as the mode asks."""
     place = links.place
@@ -97,6 +99,7 @@ def assemble(
         source=source,
         rate_scale=stage_scale(scaling, place.stage.replicas, options.plan.stages[0].replicas),
         seed=options.seed,
+        recorder=recorder,
         peak_bytes=_peak_bytes(options, engine, server, links.inbox, device),
         loss_scale=loss_scale,
     )

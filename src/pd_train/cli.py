@@ -272,6 +272,14 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Seconds that a worker may wait for another one that is alive.",
 )
 @click.option(
+    "--trace-minibatches",
+    metavar="FIRST:STOP",
+    default="0:100",
+    show_default=True,
+    help="The minibatches of the run whose passes and transfers go one by one into trace.json, from the first to "
+    "before the second; 0:0 for none.",
+)
+@click.option(
     "--debug-dump/--no-debug-dump",
     default=True,
     show_default=True,
@@ -345,6 +353,7 @@ def _settle(
     rendezvous_timeout: float,
     peer_timeout: float,
     stall_timeout: float,
+    trace_minibatches: str,
     debug_dump: bool,
 ) -> tuple[RunOptions, str]:
     """What the run is, after all checks, and which workers are here and why; makes its folder.
@@ -414,9 +423,22 @@ def _settle(
         rendezvous_timeout=rendezvous_timeout,
         peer_timeout=peer_timeout,
         stall_timeout=stall_timeout,
+        traced=_span("--trace-minibatches", trace_minibatches),
         debug_dump=debug_dump,
     )
     return options, identity.why
+
+
+def _span(option: str, text: str) -> tuple[int, int]:
+    """`20:40` as two numbers.
+
+    Raises:
+        UserError: it is something else.
+    """
+    first, colon, stop = text.partition(":")
+    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) <= int(stop)):
+        raise UserError(f"{option} {text}: expected two numbers like 20:40, the first minibatch and the one after.")
+    return int(first), int(stop)
 
 
 def _remarks(options: RunOptions, given: Mapping[str, Any]) -> Iterator[str]:

@@ -12,6 +12,8 @@ runs the same order with empty backward passes.
 from __future__ import annotations
 
 import math
+import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,9 +26,12 @@ from pd_train.course import Key
 from pd_train.engine import Score, StageEngine
 from pd_train.links import Links
 from pd_train.loss_scale import LossScale
+from pd_train.pulse import PULSE_EVERY_S, Pulse
 from pd_train.reading import Source
+from pd_train.recorder import Recorder
 from pd_train.seeding import minibatch_seed
 from pd_train.server import SegmentSize, Server
+from pd_train.timing import Doing, Part, WorkerTiming
 from pd_train.weights import ParameterSets
 from pd_train.wire import Message
 
@@ -47,6 +52,8 @@ class Segment:
     epoch: int
     first: int
     """The segment's minibatch 0 is this one of the epoch."""
+    first_of_run: int
+    """The same of all minibatches that the run trains on."""
     minibatches: int
     samples: int
     """Of every minibatch but the last."""
@@ -84,6 +91,7 @@ class StageRunner:
         seed: of the run.
         peak_bytes: tells how much memory the worker has held at its fullest.
         loss_scale: of float16, else None.
+        recorder: of this worker's time.
     """
 
     def __init__(
@@ -97,6 +105,7 @@ class StageRunner:
         source: Source | None,
         rate_scale: float,
         seed: int,
+        recorder: Recorder,
         peak_bytes: Callable[[], int | None] = lambda: None,
         loss_scale: LossScale | None = None,
     ) -> None:
@@ -110,6 +119,12 @@ class StageRunner:
         self._source = source
         self._rate_scale = rate_scale
         self._seed = seed
+        self._recorder = recorder
+        self._next_pulse = 0.0
+        self.tell_pulse: Callable[[Pulse], None] = lambda pulse: None
+        """Is told about once a second how this worker does."""
+        self.tell_timing: Callable[[WorkerTiming, array[float]], None] = lambda timing, rows: None
+        """Is told after each training segment where its time went."""
         self._peak_bytes = peak_bytes
         self._loss_scale = loss_scale
         self._stage = links.place.stage
@@ -118,7 +133,9 @@ class StageRunner:
         self._sent_before = self._training_bytes = 0
         self._at: tuple[Segment | None, WorkItem | None] = None, None
         sets.is_wanted = lambda version: versions.is_wanted(version, self._forwards, self._backwards)
-        self._inbox.on_idle = server.advance
+        self._inbox.on_idle = self._advance
+        self._inbox.on_arrival = recorder.arrived
+        self._inbox.on_tick = self._tick
         self._inbox.handle("gradient", self._take_gradients)
         self._inbox.handle("parameters", self._take_parameters)
 
@@ -139,13 +156,17 @@ class StageRunner:
             self._forwards = self._backwards = range(replica, segment.minibatches, replicas)
             size = SegmentSize(segment.minibatches, segment.samples, segment.last_samples)
             self._server.start_segment(segment.number, size, segment.rate * self._rate_scale)
+            self._recorder.start_segment(segment.first_of_run)
         self._at = segment, None
         for item in work_order(replica, replicas, self._stage.in_flight, segment.minibatches):
             self._at = segment, item
             (forward if item.forward else backward)(segment, item)
+            self._tick()
         self._at = segment, None
         if segment.training:
             self._drain(segment)
+            self._recorder.enter(Part.OUTSIDE)
+            self.tell_timing(*self._recorder.take())
             self._training_bytes += self._links.sent_bytes - sent_before
 
     def count_earlier(self, sent_bytes: int, training_bytes: int) -> None:
@@ -192,19 +213,31 @@ class StageRunner:
         self._forwards = self._forwards[1:]
         seed = minibatch_seed(self._seed, segment.epoch, segment.first + b, self._stage.index)
         if self._is_last:
-            self._report(segment, b, self._engine.forward_loss(b, index, values, targets, seed))
+            with self._recorder.doing(Doing.FORWARD, b, version):
+                score = self._engine.forward_loss(b, index, values, targets, seed)
+            self._report(segment, b, score)
         else:
-            sent = self._engine.forward(b, index, values, seed)
+            with self._recorder.doing(Doing.FORWARD, b, version):
+                sent = self._engine.forward(b, index, values, seed)
             self._links.send_forward(segment.number, b, (sent, targets, version if tag is None else tag))
+        if not self._forwards:
+            self._recorder.enter(Part.DRAIN)
 
     def _train_backward(self, segment: Segment, item: WorkItem) -> None:
         b = item.minibatch
-        gradients = self._links.receive_answer(segment.number, b)
-        self._await_version(max(self._versions.complete_before_backward(b), self._versions.backward(b)))
-        index = self._sets.set_of(self._versions.backward(b))
+        steady = bool(self._forwards)
+        if steady and b < self._stage.replicas:
+            self._recorder.enter(Part.STEADY)
+        with self._recorder.doing(Doing.WAIT_GRADIENTS, b):
+            gradients = self._links.receive_answer(segment.number, b)
+        version = self._versions.backward(b)
+        self._await_version(max(self._versions.complete_before_backward(b), version))
+        index = self._sets.set_of(version)
         self._server.start_backward(b)
         scale = 1.0 if self._loss_scale is None else self._loss_scale.value
-        received = self._engine.backward(b, index, gradients, scale)
+        with self._recorder.doing(Doing.BACKWARD, b, version):
+            received = self._engine.backward(b, index, gradients, scale)
+        self._recorder.passed(steady)
         self._links.send_answer(segment.number, b, received)
         self._server.finish_backward(self._engine.take_parameter_gradients(index))
         if not self._versions.mode.is_naive:
@@ -215,7 +248,8 @@ class StageRunner:
     def _validate_forward(self, segment: Segment, item: WorkItem) -> None:
         values, targets, _ = self._next_input(segment, item.minibatch)
         index = self._sets.set_of(self._sets.complete)
-        result = self._engine.evaluate(index, values, targets if self._is_last else None)
+        with self._recorder.doing(Doing.FORWARD, item.minibatch):
+            result = self._engine.evaluate(index, values, targets if self._is_last else None)
         if isinstance(result, Score):
             self._report(segment, item.minibatch, result)
         else:
@@ -228,9 +262,11 @@ class StageRunner:
     def _next_input(self, segment: Segment, minibatch: int) -> tuple[tuple[Any, ...], Any, int | None]:
         """A minibatch's values and targets, and the version that it met at stage 0 (None there)."""
         if self._source is not None:
-            loaded = self._source.load(Key(segment.training, segment.epoch, segment.first + minibatch))
+            with self._recorder.doing(Doing.WAIT_DATA, minibatch):
+                loaded = self._source.load(Key(segment.training, segment.epoch, segment.first + minibatch))
             return loaded.inputs, loaded.targets, None
-        values, targets, tag = self._links.receive_forward(segment.number, minibatch)
+        with self._recorder.doing(Doing.WAIT_ACTIVATIONS, minibatch):
+            values, targets, tag = self._links.receive_forward(segment.number, minibatch)
         return values, targets, tag
 
     def _report(self, segment: Segment, minibatch: int, score: Score) -> None:
@@ -246,10 +282,22 @@ class StageRunner:
         self._links.to_rank(0, "score", segment.number, minibatch, tuple(score))
 
     def _await_version(self, version: int) -> None:
-        self._inbox.wait_until(
-            lambda: self._sets.is_ready(version),
-            lambda: f"update {version} of its stage, which takes gradients of all replicas",
-        )
+        with self._recorder.doing(Doing.WAIT_SYNC, version=version):
+            self._inbox.wait_until(
+                lambda: self._sets.is_ready(version),
+                lambda: f"update {version} of its stage, which takes gradients of all replicas",
+            )
+
+    def _advance(self) -> None:
+        with self._recorder.doing(Doing.UPDATE):
+            self._server.advance()
+
+    def _tick(self) -> None:
+        """Tell how it goes, if it is time."""
+        now = time.monotonic()
+        if now >= self._next_pulse:
+            self._next_pulse = now + PULSE_EVERY_S
+            self.tell_pulse(self._recorder.pulse(self._links.sent_bytes, self._sets.held, self._inbox.awaited()))
 
     def _take_gradients(self, message: Message) -> None:
         replica = message.sender - self._stage.workers[0]
@@ -260,7 +308,8 @@ class StageRunner:
 
     def _drain(self, segment: Segment) -> None:
         """All updates of the segment arrive; then the replicas agree on their buffers (design, section 4)."""
-        self._inbox.wait_until(self._server.is_drained, lambda: "the segment's last updates of its stage")
+        with self._recorder.doing(Doing.WAIT_SYNC):
+            self._inbox.wait_until(self._server.is_drained, lambda: "the segment's last updates of its stage")
         if self._loss_scale is not None:
             self._settle(self._loss_scale, segment)
         replicas = self._stage.replicas

@@ -14,9 +14,11 @@ __all__ = [
     "Evaluated",
     "Event",
     "Note",
+    "PipelineStatus",
     "Progress",
     "RunEnded",
     "RunStarted",
+    "StageStatus",
     "WorkersMet",
     "from_plain",
     "to_plain",
@@ -83,6 +85,29 @@ class Progress:
     """Since the phase began."""
     loss: float | None
     """Mean over the samples so far."""
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """One stage at a moment, over all of its replicas; None where nothing is known yet."""
+
+    replicas: int
+    busy: float | None
+    """The part of the last seconds in which it computed, 0 to 1."""
+    waits_for: str
+    """What it waited for most in them; empty where it did not."""
+    waiting: str
+    """What one of its workers waits for now, in words; empty where they compute."""
+    sent_bytes_per_second: float | None
+    versions: int | None
+    """Weight versions that the fullest of its workers holds."""
+
+
+@dataclass(frozen=True)
+class PipelineStatus:
+    """How all stages do, about once a second."""
+
+    stages: tuple[StageStatus, ...]
 
 
 @dataclass(frozen=True)
@@ -162,9 +187,9 @@ class Note:
     text: str
 
 
-Event = RunStarted | WorkersMet | Progress | EpochEnded | RunEnded | Evaluated | Note
+Event = RunStarted | WorkersMet | Progress | PipelineStatus | EpochEnded | RunEnded | Evaluated | Note
 
-_KINDS = {kind.__name__: kind for kind in (Progress, EpochEnded, RunEnded, Evaluated, Note)}
+_KINDS = {kind.__name__: kind for kind in (Progress, PipelineStatus, EpochEnded, RunEnded, Evaluated, Note)}
 
 
 def to_plain(event: Event) -> tuple[str, dict[str, Any]]:
@@ -176,5 +201,7 @@ def from_plain(name: str, fields: dict[str, Any]) -> Event:
     """The event that `to_plain` was given."""
     if name == EpochEnded.__name__:
         fields = {**fields, "metrics": EpochMetrics(**fields["metrics"])}
+    elif name == PipelineStatus.__name__:
+        fields = {"stages": tuple(StageStatus(**each) for each in fields["stages"])}
     event: Event = _KINDS[name](**fields)
     return event

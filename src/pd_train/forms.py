@@ -20,7 +20,9 @@ from pd_format.plan import Plan
 from pd_train.checkpoint.part import PartRecord
 from pd_train.compute import Segment
 from pd_train.meeting import About
+from pd_train.pulse import Pulse
 from pd_train.routing import Place, may_send
+from pd_train.timing import WorkerTiming
 from pd_train.wire import Message
 
 __all__ = ["has_form", "plan_problem"]
@@ -122,6 +124,22 @@ def _is_order(value: Any) -> bool:
     return _READ(value) or _TAKE(value)
 
 
+def _is_pulse(value: Any) -> bool:
+    try:
+        Pulse.from_plain(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_timing(value: Any) -> bool:
+    try:
+        WorkerTiming.from_plain(value)
+    except ValueError:
+        return False
+    return True
+
+
 _TENSOR = _is(Tensor)
 _TEXT = _is(str)
 _POSITION = _row(_is_whole, _is_whole)
@@ -139,6 +157,9 @@ _FORMS: dict[str, Form] = {
     "welcome": _TEXT,
     "joined": _is(type(None)),
     "go": _is(type(None)),
+    "what time": _is(type(None)),
+    "time": _row(_is(float), _is(float)),
+    "aligned": _is(float),
     "failed": _row(_TEXT, _is(bool)),
     "event": _row(_TEXT, _named(_anything)),
     "forward": _row(_is(tuple), _anything, _maybe(_is_whole)),
@@ -150,6 +171,8 @@ _FORMS: dict[str, Form] = {
     "finite": _is(bool),
     "score": _row(_is(float), _maybe(_is(int, float)), _is_whole, _maybe(_TENSOR)),
     "segment": _maybe(_is_segment),
+    "pulse": _is_pulse,
+    "timing": _row(_is_timing, _TENSOR),
     "saved": _POSITION,
     "part": _row(_STATE, _STATISTICS),
     "goodbye": _is(type(None)),

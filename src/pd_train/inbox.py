@@ -18,6 +18,7 @@ __all__ = ["Inbox", "PeerFailedError", "PeerLostError", "StallError"]
 
 _FIRST_NOTICE_S = 10.0
 _NOTICE_EVERY_S = 60.0
+_TICK_S = 1.0
 _CAUSE_GRACE_S = 1.0
 """How long a worker that lost a peer listens for someone who knows why."""
 
@@ -61,6 +62,10 @@ class Inbox:
         self._kept: dict[tuple[str, int, int], list[Message]] = {}
         self.on_idle: Callable[[], None] = lambda: None
         """Called after messages were sorted: what they made possible is done here."""
+        self.on_arrival: Callable[[Message], None] = lambda message: None
+        """Is shown every message before it is sorted."""
+        self.on_tick: Callable[[], None] = lambda: None
+        """Called about once a second while this worker waits."""
         self.needed_peers: set[int] | None = None
         """Whose loss ends the run; None for anyone's."""
         self.lost_peers: set[int] = set()
@@ -80,6 +85,10 @@ class Inbox:
     def kept(self) -> list[Any]:
         """The bodies that wait to be taken."""
         return [message.body for kept in self._kept.values() for message in kept]
+
+    def awaited(self) -> str | None:
+        """What this worker waits for, in words; None where it does not."""
+        return None if self._waiting is None else self._waiting[1]()
 
     def standing(self) -> list[str]:
         """Where it stands, for people; may be called from any thread."""
@@ -140,10 +149,11 @@ class Inbox:
         self._waiting = start, what
         next_notice = start + min(_FIRST_NOTICE_S, self._stall_timeout)
         while not ready():
-            item = self._transport.receive(timeout=max(0.01, next_notice - time.monotonic()))
+            item = self._transport.receive(timeout=min(_TICK_S, max(0.01, next_notice - time.monotonic())))
             if item is not None:
                 self._sort(item)
                 self.poll()
+            self.on_tick()
             now = time.monotonic()
             if now < next_notice or ready():
                 continue
@@ -172,9 +182,11 @@ class Inbox:
                 self._listen_for_cause()
                 raise PeerLostError(item.rank)
             self.lost_peers.add(item.rank)
-        elif item.kind == "failed":
+            return
+        self.on_arrival(item)
+        if item.kind == "failed":
             raise PeerFailedError(*item.body)
-        elif item.kind in self._handlers:
+        if item.kind in self._handlers:
             try:
                 self._handlers[item.kind](item)
             except WireError as error:

@@ -30,6 +30,7 @@ from pd_train.optimizers import learning_rate
 from pd_train.options import RESTARTS, RunOptions, recorded
 from pd_train.scores import Result, ScoreBoard
 from pd_train.transport import Transport
+from pd_train.watch import Watch
 from pd_train.wire import Message
 
 __all__ = ["Lead", "follow", "part_with"]
@@ -48,6 +49,7 @@ class Lead:
         tell: takes events for the display.
         measure: makes the run's metric of each validation sample's predictions, where it is made of these.
         keeper: writes this worker's parts of checkpoints; None where nothing is trained.
+        watch: gathers where all workers' time goes.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Lead:
         tell: Callable[[Event], None],
         measure: Measure | None,
         keeper: Keeper | None,
+        watch: Watch,
     ) -> None:
         self._options = options
         self._metric = METRICS[options.metric]
@@ -72,6 +75,7 @@ class Lead:
         self._training, self._validation = loaders
         self._loss_scale = loss_scale
         self._keeper = keeper
+        self._watch = watch
         self._saved: dict[Position, set[int]] = {}
         self._skipped_updates = 0
         self._skipped_by_stage = [0] * len(options.plan.stages)
@@ -101,6 +105,7 @@ class Lead:
             self._saved[start.position] = set(range(self._options.plan.workers))
         if start.position.epoch >= self._options.epochs or self._has_reached():
             self._tell(Note(f"nothing is left to train: {len(self._epochs)} of {self._options.epochs} epochs are over"))
+        self._watch.go_on(start.position.epoch)
         whole, cap = self._training.minibatches, self._options.minibatches
         epoch = start.position.epoch
         while epoch < self._options.epochs and not self._has_reached():
@@ -111,6 +116,7 @@ class Lead:
             self._epochs.append(metrics)
             lines = (json.dumps(one.line()) + "\n" for one in self._epochs)
             write_text(self._options.run_dir / "metrics.jsonl", "".join(lines), make_folder=False)
+            self._watch.finish_epoch(epoch)
             self._tell(EpochEnded(metrics, self._expected_epochs))
             epoch += 1
             self._save(Position(epoch, 0))
@@ -201,6 +207,7 @@ class Lead:
             training=training,
             epoch=epoch,
             first=first,
+            first_of_run=first + sum(one.minibatches for one in self._epochs),
             minibatches=minibatches,
             samples=self._options.plan.minibatch_size,
             last_samples=loader.samples_of(first + minibatches - 1),
@@ -210,6 +217,8 @@ class Lead:
         self._scores.start(segment)
         self._runner.run(segment)
         self._scores.finish(segment)
+        if training:
+            self._watch.count_segment()
         if self._loss_scale is not None and segment.training and self._loss_scale.overflowed:
             self._count_skipped(self._loss_scale, segment)
 

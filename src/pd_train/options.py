@@ -104,6 +104,8 @@ class RunOptions:
     """Seconds that workers wait for each other at the start."""
     stall_timeout: float = 1800.0
     """Seconds that a wait for a live peer may take."""
+    traced: tuple[int, int] = (0, 0)
+    """The minibatches of the run, from the first to before the second, whose passes go into trace.json."""
     debug_dump: bool = True
     """Whether SIGUSR1 makes workers write where they stand to their logs."""
 

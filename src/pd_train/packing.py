@@ -150,6 +150,13 @@ class Reader:
             raise WireError(f"{str(found)[:40]!r} in a header where a number from 0 to below {most} is expected")
         return found
 
+    def seconds(self) -> float:
+        """The next scalar, a finite number."""
+        found = self._take()
+        if type(found) is not float or not math.isfinite(found):
+            raise WireError(f"{str(found)[:40]!r} in a header where a time is expected")
+        return found
+
     def truth(self) -> bool:
         """The next scalar."""
         found = self._take()

@@ -56,8 +56,10 @@ def place_of(plan: Plan, rank: int) -> Place:
     )
 
 
-_TO_RANK_0 = frozenset({"about", "joined", "saved", "part", "bye", "kept", "readable"})
-_FROM_RANK_0 = frozenset({"missing", "refused", "welcome", "go", "event", "segment", "goodbye", "order"})
+_TO_RANK_0 = frozenset(
+    {"about", "joined", "what time", "aligned", "saved", "part", "bye", "kept", "readable", "pulse", "timing"}
+)
+_FROM_RANK_0 = frozenset({"missing", "refused", "welcome", "go", "time", "event", "segment", "goodbye", "order"})
 _OF_STAGE = frozenset({"gradient", "parameters", "buffers"})
 _OF_ALL = frozenset({"hello", "failed", "norm", "finite", "want", "restored"})
 

@@ -28,7 +28,7 @@ __all__ = ["clear_logs", "continue_run", "has_checkpoint", "held", "make_run_fol
 _MAY_CHANGE = frozenset(
     {"device", "threads", "metric", "target_metric", "target_accuracy", "measure_memory", "keep", "max_restarts",
      "loader_workers", "hosts", "rank", "key", "insecure", "rendezvous_timeout", "peer_timeout", "stall_timeout",
-     "debug_dump"}
+     "debug_dump", "trace_minibatches"}
 )  # fmt: skip
 """Options that a run may go on with others of: none of its numbers depends on them, or no more than on the machine."""
 _TARGETS = frozenset({"metric", "target_metric", "target_accuracy"})

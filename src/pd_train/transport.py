@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
@@ -62,6 +62,7 @@ class Transport:
         peer_timeout: seconds of silence after which a peer counts as dead.
         problem: what is wrong with a message by the plan; see `pd_train.forms.plan_problem`.
         key: that all workers of the run hold; None to speak and listen in the open.
+        now: the clock that messages are stamped by, in seconds.
 
     Raises:
         UserError: the address cannot be bound.
@@ -76,11 +77,13 @@ class Transport:
         peer_timeout: float = 10.0,
         problem: Callable[[Message], str | None] = lambda message: None,
         key: Key | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = rank
         self._run = run
         self._taken: tuple[str, ...] = (run,)
         self._admission = Admission(problem)
+        self._now = now
         self._refusals = Refusals()
         self._refusing = threading.Lock()
         self._sequence: Counter[int] = Counter()
@@ -211,7 +214,7 @@ class Transport:
         os.close(self._wake_writer)
 
     def _encode(self, rank: int, message: Message) -> list[Any]:
-        frames = encode(message, self._run, self._sequence[rank])
+        frames = encode(message, self._run, self._sequence[rank], sent=self._now())
         self._sequence[rank] += 1
         return frames
 
@@ -277,7 +280,8 @@ class Transport:
                 continue
             if self._inbox.qsize() >= _INBOX_MESSAGES:
                 raise RuntimeError(f"{_INBOX_MESSAGES} messages wait to be read; a peer sends more than the plan asks")
-            self._inbox.put(message)
+            size = sum(len(frame) for frame in frames[1:])
+            self._inbox.put(replace(message, arrived=self._now(), size=size))
 
     def _note_lost(self, rank: int) -> None:
         if not self._stopping:

@@ -58,6 +58,11 @@ class ParameterSets:
         """Whether the version is there as a whole."""
         return self._frozen or self._complete >= version
 
+    @property
+    def held(self) -> int:
+        """How many versions are held."""
+        return len(self._set_of)
+
     def standing(self) -> str:
         """Where it stands, for people; may be called from any thread."""
         in_use = {version: count for version, count in self._in_use.copy().items() if count}

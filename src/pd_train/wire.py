@@ -4,7 +4,7 @@ A message carries any nesting of tuples, lists and dicts with tensors and plain 
 row of msgpack scalars: the mark of the run, who sends what, then the nesting from the outside in. The frames after it
 hold the tensors' bytes, in the same order (`pd_train.packing`):
 
-    mark   "forward" 1 17 2 3   "t" 2  "x" "float32" 2 3 4 False False  5        +  a frame of 48 bytes
+    mark   "forward" 1 17 2 3 8.25   "t" 2  "x" "float32" 2 3 4 False False  5        +  a frame of 48 bytes
 
 No msgpack container is ever in it, so whatever a stranger sends, reading takes memory and time in proportion to what
 has really arrived, not to what it announces. What lacks the mark is not looked at any further.
@@ -43,6 +43,9 @@ class Message:
         index: minibatch of the segment, or round, or version, as the kind needs.
         body: tensors and plain values, nested; a tensor that wants a gradient has `requires_grad` set.
         sequence: number among the messages of this sender to this receiver, from 0; the transport counts.
+        sent, arrived: seconds by the run's clock (`pd_train.clock`), as the sender's and the receiver's transport noted
+            them; 0 for a message that crosses no network.
+        size: bytes of all its frames; 0 likewise.
     """
 
     kind: str
@@ -51,22 +54,27 @@ class Message:
     index: int
     body: Any = None
     sequence: int = 0
+    sent: float = 0.0
+    arrived: float = 0.0
+    size: int = 0
 
 
-def encode(message: Message, run: str, sequence: int = 0, frame_bytes: int = FRAME_BYTES) -> list[bytes | memoryview]:
+def encode(
+    message: Message, run: str, sequence: int = 0, frame_bytes: int = FRAME_BYTES, sent: float = 0.0
+) -> list[bytes | memoryview]:
     """Turn a message into frames; the caller must not change its tensors until they are sent.
 
     Args:
         message: with tensors on the CPU.
         run: what marks all messages of this run (job and plan).
-        sequence: of the message, in the place of its own.
+        sequence, sent: of the message, in the place of its own.
         frame_bytes: the longest frame.
 
     Raises:
         WireError: a value that cannot travel.
     """
     body, frames = pack(message.body, frame_bytes)
-    scalars = [message.kind, message.sender, sequence, message.segment, message.index, *body]
+    scalars = [message.kind, message.sender, sequence, message.segment, message.index, sent, *body]
     try:
         row: bytes = msgpack.packb(scalars)
     except (ValueError, OverflowError) as error:
@@ -101,11 +109,12 @@ def decode(frames: Sequence[Any], *runs: str) -> Message:
     try:
         kind = reader.text()
         sender, sequence, segment, index = (reader.whole(_MOST_NUMBER) for _ in range(4))
+        sent = reader.seconds()
         body = reader.value()
     except IndexError:
         raise WireError("a header that ends too early") from None
     reader.finish()
-    return Message(kind, sender, segment, index, body, sequence)
+    return Message(kind, sender, segment, index, body, sequence, sent)
 
 
 @lru_cache(maxsize=16)

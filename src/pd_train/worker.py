@@ -19,6 +19,7 @@ from pd_train.assembly import assemble, choose_device
 from pd_train.built import build_stage
 from pd_train.checkpoint.continuing import go_on, open_keeper
 from pd_train.checkpoint.progress import RunProgress
+from pd_train.clock import Clock, align, answer_others
 from pd_train.compute import DivergedError
 from pd_train.control import Bound, Done, Failed, Launcher, WorkerSetup, log_path
 from pd_train.debug_dump import WorkerDump
@@ -31,8 +32,10 @@ from pd_train.lead import Lead, follow, part_with
 from pd_train.links import Links
 from pd_train.meeting import COMMON_MARK, meet
 from pd_train.reading import open_source, prepare_processes
+from pd_train.recorder import Recorder
 from pd_train.routing import Place, place_of
 from pd_train.transport import Transport
+from pd_train.watch import Watch, report_to_rank_0
 from pd_train.wire import Message
 
 __all__ = ["work"]
@@ -143,8 +146,9 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
             pin = device.type == "cuda"
             source = open_source(options, place, loaders, processes, pin, lambda text: launcher.tell_event(Note(text)))
         problem = partial(plan_problem, options.plan, place)
+        clock = Clock()
         transport = Transport(
-            setup.rank, COMMON_MARK, setup.address, setup.port, options.peer_timeout, problem, _key(setup)
+            setup.rank, COMMON_MARK, setup.address, setup.port, options.peer_timeout, problem, _key(setup), clock.now
         )
     except Exception as error:
         if source is not None:
@@ -164,9 +168,11 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         dump.phase = "meets the other workers"
         links = Links(place, transport, inbox)
         # Before they meet: whoever hears first that all are there sends at once.
-        assembled = assemble(options, built, links, source, device, task)
+        recorder = Recorder(clock.now, range(*options.traced))
+        assembled = assemble(options, built, links, source, device, task, recorder)
         mark = meet(setup, peers, links, transport, built.fingerprint)
         launcher.tell_event(WorkersMet())
+        errors = answer_others(links, options.plan.workers) if setup.rank == 0 else align(clock, links)
         dump.phase = "prepares to train"
         runner = assembled.runner
         dump.add(runner.standing)
@@ -182,7 +188,10 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         dump.phase = "runs"
         if loaders is not None and setup.rank == 0:
             tell = _teller(setup, launcher, links)
-            lead = Lead(options, runner, transport, inbox, loaders, assembled.loss_scale, device, tell, measure, keeper)
+            watch = Watch(options, runner, inbox, errors, tell)
+            lead = Lead(
+                options, runner, transport, inbox, loaders, assembled.loss_scale, device, tell, measure, keeper, watch
+            )
             if options.evaluate_only:
                 lead.evaluate()
             else:
@@ -192,6 +201,7 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
                 inbox.handle("event", lambda message: launcher.tell_event(from_plain(*message.body)))
             else:
                 inbox.handle("event", lambda message: None)
+            report_to_rank_0(runner, links)
             follow(transport, inbox, runner, keeper)
             is_asked = place.replica == 0 and not options.evaluate_only
             part_with(transport, inbox, state() if is_asked else {}, runner.statistics())

@@ -1,0 +1,195 @@
+"""Where time goes: the recorder's sums on a made-up clock, clocks that are set by another one, and the trace."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy
+import pytest
+
+from pd_format.plan import Plan
+from pd_format.profile import InputSpec
+from pd_train.clock import Clock, Exchange, best_of
+from pd_train.pulse import Pulse, PulseBoard
+from pd_train.recorder import RECEIVED, Recorder
+from pd_train.timing import Doing, Part, WorkerTiming
+from pd_train.trace import trace_of
+from pd_train.wire import Message
+from plans import plan_of
+
+
+class Hands:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def hands() -> Hands:
+    return Hands()
+
+
+def train(recorder: Recorder, hands: Hands) -> None:
+    """F0 F1 | B0 F2 | B1 B2 with waits; a forward pass takes 1 s, a backward pass 2 s."""
+    recorder.start_segment(10)
+    for b in (0, 1):
+        with recorder.doing(Doing.FORWARD, b, 0):
+            hands.wait(1)
+    recorder.enter(Part.STEADY)
+    with recorder.doing(Doing.WAIT_GRADIENTS, 0):
+        hands.wait(3)
+        with recorder.doing(Doing.UPDATE):
+            hands.wait(0.5)
+        hands.wait(1)
+    with recorder.doing(Doing.BACKWARD, 0, 0):
+        hands.wait(2)
+    recorder.passed(steady=True)
+    with recorder.doing(Doing.FORWARD, 2, 1):
+        hands.wait(1)
+    recorder.enter(Part.DRAIN)
+    for b in (1, 2):
+        hands.wait(0.25)
+        with recorder.doing(Doing.BACKWARD, b, b):
+            hands.wait(2)
+        recorder.passed(steady=False)
+    recorder.enter(Part.OUTSIDE)
+
+
+def test_time_counts_for_the_innermost_of_what_is_done_and_for_the_part_of_the_segment(hands: Hands) -> None:
+    recorder = Recorder(hands)
+    train(recorder, hands)
+    timing, rows = recorder.take()
+    start_up, steady, drain, outside = timing.seconds
+    assert start_up[Doing.FORWARD] == 2
+    assert (steady[Doing.WAIT_GRADIENTS], steady[Doing.UPDATE]) == (4, 0.5)
+    assert (steady[Doing.BACKWARD], steady[Doing.FORWARD]) == (2, 1)
+    assert (drain[Doing.BACKWARD], drain[Doing.OTHER]) == (4, 0.5)
+    assert sum(outside) == 0
+    assert (timing.minibatches, timing.steady_minibatches) == (3, 1)
+    assert timing.of_part(Part.STEADY) == 7.5
+    assert timing.in_training(Doing.BACKWARD) == 6
+    assert not rows, "nothing was to be traced"
+
+
+def test_a_transfer_is_covered_as_far_as_the_worker_computed_meanwhile(hands: Hands) -> None:
+    recorder = Recorder(hands)
+    recorder.start_segment(0)
+    with recorder.doing(Doing.FORWARD, 0):
+        hands.wait(4)  # 100 to 104
+    with recorder.doing(Doing.WAIT_GRADIENTS, 0):
+        hands.wait(3)  # to 107
+        recorder.arrived(Message("backward", 1, 0, 0, sent=102.0, arrived=106.5, size=1000))
+        recorder.arrived(Message("gradient", 2, 0, 0, sent=105.0, arrived=107.0, size=10))
+        recorder.arrived(Message("score", 2, 0, 0, sent=105.0, arrived=107.0, size=10))
+        recorder.arrived(Message("gradient", 0, 0, 0))  # To oneself, over no network.
+    timing, _ = recorder.take()
+    assert (timing.cut.count, timing.cut.bytes, timing.cut.seconds, timing.cut.covered_seconds) == (1, 1000, 4.5, 2.0)
+    assert (timing.sync.count, timing.sync.bytes, timing.sync.seconds, timing.sync.covered_seconds) == (1, 10, 2, 0)
+
+
+def test_the_trace_is_of_the_minibatches_asked_for(hands: Hands) -> None:
+    recorder = Recorder(hands, range(11, 12))
+    train(recorder, hands)
+    _, rows = recorder.take()
+    passes = [row for row in numpy.array(rows).reshape(-1, 7).tolist() if row[0] in (Doing.FORWARD, Doing.BACKWARD)]
+    assert [(Doing(int(row[0])), row[3], row[4]) for row in passes] == [(Doing.FORWARD, 11, 0), (Doing.BACKWARD, 11, 1)]
+
+
+def test_sums_add_up_and_survive_a_file(hands: Hands) -> None:
+    recorder = Recorder(hands)
+    train(recorder, hands)
+    first, _ = recorder.take()
+    train(recorder, hands)
+    second, _ = recorder.take()
+    first.add(second)
+    assert WorkerTiming.from_plain(first.plain()) == first
+    assert first.minibatches == 6
+    assert first.in_training(Doing.BACKWARD) == 12
+    with pytest.raises(ValueError, match="seconds are expected"):
+        WorkerTiming.from_plain({**first.plain(), "cut": {**first.plain()["cut"], "seconds": float("nan")}})
+    with pytest.raises(ValueError, match="no timing"):
+        WorkerTiming.from_plain({"minibatches": 1})
+
+
+@pytest.mark.parametrize("offset", [-1e6, 0.0, 42.5])
+@pytest.mark.parametrize(("out", "back"), [(0.01, 0.01), (0.05, 0.0), (0.0, 0.02)])
+def test_an_offset_is_wrong_by_no_more_than_it_says(offset: float, out: float, back: float) -> None:
+    clock = Clock(lambda: 7.0)
+    answered = 1000.0
+    exchange = Exchange(answered - out - offset, answered, answered + 3.0, answered + 3.0 + back - offset)
+    assert abs(exchange.offset - offset) <= exchange.error + 1e-9
+    assert exchange.error == pytest.approx((out + back) / 2)
+    slower = Exchange(exchange.t0 - 1.0, *exchange[1:])
+    assert best_of([slower, exchange]) is exchange
+    clock.offset = exchange.offset
+    assert abs(clock.now() - (7.0 + offset)) <= exchange.error + 1e-9
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_of("kit:K1", (InputSpec(name="input", shape=(4, 16), dtype="float32"),), "2-1", ["1"])
+
+
+def test_the_rows_of_a_trace_nest_and_hold_what_was_done(plan: Plan, hands: Hands) -> None:
+    rows = []
+    for _ in range(3):
+        recorder = Recorder(hands, range(10, 13))
+        start = hands.now
+        train(recorder, hands)
+        for sent in (0.0, 1.0, 2.0):
+            recorder._part = Part.STEADY
+            recorder.arrived(Message("backward", 2, 0, 0, sent=start + sent, arrived=start + sent + 1.5, size=7))
+        rows.append(numpy.array(recorder.take()[1]).reshape(-1, 7))
+    trace = trace_of(plan, rows, {0: 0.0, 1: 2e-6, 2: 3e-6})
+    assert trace["metadata"]["clock_error_us"] == {"0": 0.0, "1": 2.0, "2": 3.0}
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert min(event["ts"] for event in events) == 0
+    for _, row in itertools.groupby(sorted(events, key=lambda e: (e["pid"], e["tid"])), lambda e: (e["pid"], e["tid"])):
+        assert_nested(list(row))
+    assert {event["name"] for event in events if event["tid"] == 0} >= {"F10", "B10", "F12", "update", "wait gradients"}
+    received = [event for event in events if event["cat"] == "receive"]
+    sent = [event for event in events if event["cat"] == "send"]
+    assert len(received) == len(sent) == 9
+    assert {(event["dur"], event["args"]["bytes"]) for event in received} == {(1.5e6, 7)}
+
+
+def assert_nested(events: list[dict[str, float]]) -> None:
+    """Of one row: each event is within another or apart from it."""
+    open_until: list[float] = []
+    for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+        end = event["ts"] + event["dur"]
+        while open_until and open_until[-1] <= event["ts"] + 1e-3:
+            open_until.pop()
+        assert not open_until or end <= open_until[-1] + 1e-3
+        open_until.append(end)
+
+
+def test_a_stage_is_as_busy_as_its_workers_have_been_since_their_last_pulse(plan: Plan) -> None:
+    board = PulseBoard(plan)
+    assert board.status().stages[0].busy is None, "no figure is made up"
+
+    def pulse(time: float, forward: float, wait: float, sent: int, waiting: str = "") -> Pulse:
+        seconds = [0.0] * len(Doing)
+        seconds[Doing.FORWARD], seconds[Doing.WAIT_SYNC] = forward, wait
+        return Pulse(time, tuple(seconds), 0, sent, 2, waiting)
+
+    board.take(0, pulse(10, 100, 0, 5000))
+    board.take(1, pulse(10, 0, 100, 0))
+    board.take(0, pulse(12, 101, 1, 9000, "update 3"))
+    board.take(1, pulse(11, 1, 100, 500))
+    first, last = board.status().stages
+    assert first.busy == pytest.approx((0.5 + 1.0) / 2)
+    assert (first.waits_for, first.waiting, first.versions) == ("replicas", "update 3", 2)
+    assert first.sent_bytes_per_second == pytest.approx(2000 + 500)
+    assert last.busy is None
+
+
+def test_kinds_of_messages_in_the_trace_do_not_collide_with_what_is_done() -> None:
+    assert not {int(doing) for doing in Doing} & set(RECEIVED.values())
