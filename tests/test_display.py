@@ -11,8 +11,9 @@ import pytest
 
 from pd_format.plan import Plan, PlanPrediction, Stage, StagePrediction
 from pd_format.profile import InputSpec, ModelSpec
-from pd_train.display import Display, open_display, print_run_table
+from pd_train.display import Display, open_display
 from pd_train.events import EpochEnded, EpochMetrics, Note, Progress, RunEnded
+from pd_train.run_table import print_run_table
 
 
 class Clock:

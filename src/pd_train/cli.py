@@ -457,9 +457,10 @@ def _remarks(options: RunOptions, given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _train(options: RunOptions, remarks: Iterable[str], most_restarts: int) -> None:
-    from pd_train.display import open_display, print_evaluation_table, print_run_table
+    from pd_train.display import open_display
     from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded, RunStarted
     from pd_train.restarts import train
+    from pd_train.run_table import print_evaluation_table, print_run_table
 
     ended: list[RunEnded | Evaluated] = []
     metrics: dict[int, EpochMetrics] = {}

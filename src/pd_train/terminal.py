@@ -1,0 +1,74 @@
+"""Text for a terminal: figures as people read them, and the console that they go to."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "UNKNOWN",
+    "count_text",
+    "duration_text",
+    "loss_text",
+    "open_console",
+    "percent_text",
+    "rate_text",
+    "seconds_text",
+    "value_text",
+]
+
+UNKNOWN = "-"
+"""Stands where a figure is not known."""
+
+
+def open_console(stream: TextIO, terminal: bool | None) -> Console:
+    from rich.console import Console
+
+    return Console(file=stream, force_terminal=terminal, highlight=False, markup=False, emoji=False)
+
+
+def rate_text(samples_per_second: float | None) -> str:
+    if samples_per_second is None:
+        return f"{UNKNOWN} samples/s"
+    return (
+        f"{samples_per_second:.{0 if samples_per_second >= 100 else 1 if samples_per_second >= 10 else 2}f} samples/s"
+    )
+
+
+def loss_text(loss: float | None) -> str:
+    if loss is None:
+        return UNKNOWN
+    return f"{loss:.4f}" if not math.isfinite(loss) or 1e-3 <= abs(loss) < 1e4 or loss == 0 else f"{loss:.2e}"
+
+
+def value_text(metric: str, value: float | None) -> str:
+    """A metric's value as people of the field write it: 97.00 %, 0.2940 of METEOR, perplexity 23.41."""
+    if metric == "accuracy":
+        return percent_text(value)
+    if metric == "perplexity" and value is not None and value < 1e4:
+        return f"{value:.2f}"
+    return loss_text(value)
+
+
+def percent_text(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.2%}".replace("%", " %")
+
+
+def duration_text(seconds: float | None) -> str:
+    """`0:09`, `12:34`, `1:02:03`."""
+    if seconds is None:
+        return UNKNOWN
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def seconds_text(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds:.0f} s ({duration_text(seconds)})"
+
+
+def count_text(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
