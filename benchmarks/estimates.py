@@ -25,10 +25,10 @@ from pathlib import Path
 import torchvision
 from torch import Tensor, nn
 
+from pd_format.graph_text import read_any_profile
 from pd_format.layers.chain import build_chain
 from pd_format.layers.task import get_task
 from pd_format.profile import InputSpec, LayerProfile, Profile
-from pd_plan.graph_text import read_any_profile
 from pd_plan.planner import make_plan
 from pd_profile.counting import Kind, Work
 from pd_profile.estimating import LayerWork, count_work, estimated_summary

@@ -23,10 +23,10 @@ import torch
 
 import plans
 from pd_format.errors import FormatError
+from pd_format.graph_text import read_any_profile
 from pd_format.jsonfile import write_record
 from pd_format.plan import Plan, read_plan
 from pd_format.profile import Device, InputSpec, LayerProfile, ModelSpec, Profile, read_profile
-from pd_plan.graph_text import read_any_profile
 from pd_train.admission import GREETING, Admission
 from pd_train.checkpoint.part import DamagedPart, Range, ShardSlice, load_part, write_part
 from pd_train.forms import plan_problem

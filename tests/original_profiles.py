@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pd_format.graph_text import read_any_profile
 from pd_format.profile import Profile
-from pd_plan.graph_text import read_any_profile
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "pipedream-profiles"
 

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from original_profiles import original_path, original_profile
 from pd_format.errors import FormatError
+from pd_format.graph_text import is_original, parse_graph, read_any_profile
 from pd_format.jsonfile import write_record
 from pd_format.plan import read_plan
 from pd_plan.cli import main
-from pd_plan.graph_text import is_original, parse_graph, read_any_profile
 from plan_oracles import Layer, profile_of
 
 

@@ -225,7 +225,11 @@ T = torch.zeros(2)
         ("backward", [None, [], [T, None]], [T, (T,), [1], [[T]]]),
         ("gradient", [(0, (T, None), 0)], [(0, (T,)), (-1, (T,), 0), (0, [T], 0), (0, (1,), 0), ("0", (T,), 0)]),
         ("parameters", [(0, (T,))], [(0, (None,)), (0, T)]),
-        ("score", [(0.5, None, 4, None), (0.5, 2, 4, T)], [(None, None, 4, None), (0.5, None, -4, None), 0.5]),
+        (
+            "score",
+            [(0.5, None, 4, None), (0.5, 2, 4, T), (None, None, 4, None)],
+            [(1, None, 4, None), (0.5, None, -4, None), 0.5],
+        ),
         ("norm", [0.5], [1, None, T]),
         ("saved", [(1, 0)], [(1,), (-1, 0), (1.0, 0), None]),
         (

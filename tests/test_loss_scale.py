@@ -34,7 +34,7 @@ class Stage:
         versions = stage_versions(Mode(flush=1), [1], [1], 0)
         names = ["p"] * len(self.parameters)
         self.server = ShardedServer(
-            sets, versions, sets.sets, names, 0, MOMENTUM, lambda *_: None, self.clipping, self.scale
+            sets, versions, lambda ready: None, names, 0, MOMENTUM, lambda *_: None, self.clipping, self.scale
         )
 
     def backward(self, gradient: float) -> None:

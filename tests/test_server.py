@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from pd_format.versions import Mode, stage_versions
+from pd_train.arithmetic import TORCH_ARITHMETIC
 from pd_train.asynchronous import AsynchronousServer
 from pd_train.clipping import Clipping
+from pd_train.engine import watch_leaves
 from pd_train.options import OptimizerOptions
 from pd_train.server import SegmentSize
-from pd_train.sharded import ShardedServer, mean_gradients
+from pd_train.sharded import ShardedServer
 from pd_train.weights import ParameterSets
 
 SGD = OptimizerOptions("sgd", lr=1.0, momentum=0.0)
@@ -31,11 +35,12 @@ class Group:
         self.servers: list = []
         for k, sets in enumerate(self.sets):
             sets.is_wanted = lambda version: False
+            watch = partial(watch_leaves, sets.sets)
             if mode.sync == "asp":
-                self.servers.append(AsynchronousServer(sets, versions, names, k, SGD, self._sender(k)))
+                self.servers.append(AsynchronousServer(sets, versions, watch, names, k, SGD, self._sender(k)))
             else:
                 self.servers.append(
-                    ShardedServer(sets, versions, sets.sets, names, k, SGD, self._sender(k), self.clippings[k])
+                    ShardedServer(sets, versions, watch, names, k, SGD, self._sender(k), self.clippings[k])
                 )
 
     def _sender(self, replica: int):
@@ -157,9 +162,9 @@ def test_mean_gradients_by_hand() -> None:
     def one(*values: float | None) -> tuple[torch.Tensor | None, ...]:
         return tuple(None if v is None else torch.tensor([v]) for v in values)
 
-    assert mean_gradients([one(1.0, None), one(2.0, None)], 2) == [torch.tensor([1.5]), None]
-    assert mean_gradients([one(3.0, 12.0), one(5.0, None)], 4) == [torch.tensor([2.0]), torch.tensor([3.0])]
-    assert mean_gradients([one(1.0)], 1) == [torch.tensor([1.0])]
+    assert TORCH_ARITHMETIC.mean([one(1.0, None), one(2.0, None)], 2) == [torch.tensor([1.5]), None]
+    assert TORCH_ARITHMETIC.mean([one(3.0, 12.0), one(5.0, None)], 4) == [torch.tensor([2.0]), torch.tensor([3.0])]
+    assert TORCH_ARITHMETIC.mean([one(1.0)], 1) == [torch.tensor([1.0])]
 
 
 def test_a_group_adds_up_in_a_replica_and_leaves_with_its_last_minibatch() -> None:
@@ -240,7 +245,7 @@ def test_a_sparse_gradient_is_refused_with_the_parameters_name() -> None:
     table = nn.Embedding(10, 64, sparse=True)
     sets = ParameterSets([table.weight], 1)
     versions = stage_versions(Mode(), [2], [1], 0)
-    server = ShardedServer(sets, versions, sets.sets, ["table.weight"], 0, SGD, lambda *_: None)
+    server = ShardedServer(sets, versions, partial(watch_leaves, sets.sets), ["table.weight"], 0, SGD, lambda *_: None)
     server.start_segment(0, SegmentSize(2, 1, 1), 1.0)
     server.start_backward(0)
     with pytest.raises(Exception, match=r"table\.weight has a sparse gradient"):

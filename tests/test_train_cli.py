@@ -369,6 +369,7 @@ def test_a_run_prints_plain_lines_and_writes_its_files(tmp_path: Path, monkeypat
         "checkpoint_every": None,
         "seed": 5,
         "threads": 2,
+        "emulate": None,
     }
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # 17 samples in minibatches of 4, the last one left out.

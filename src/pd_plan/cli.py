@@ -353,8 +353,8 @@ def _plan(
     # Imported here: --help and a mistyped option need neither numpy nor pydantic.
     from rich.console import Console
 
+    from pd_format.graph_text import is_original, read_any_profile
     from pd_format.jsonfile import write_record
-    from pd_plan.graph_text import is_original, read_any_profile
     from pd_plan.planner import decide, duplex_rival, forward_only
     from pd_plan.report import print_report
 

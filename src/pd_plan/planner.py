@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pd_format.errors import UserError
+from pd_format.graph_text import is_original
 from pd_format.memory import OPTIMIZER_STATES
 from pd_format.plan import Plan, PlanPrediction, Stage, StagePrediction
 from pd_format.profile import InputSpec, Profile
@@ -31,7 +32,6 @@ from pd_plan.cost import (
 )
 from pd_plan.depth import Depths, choose_depths, given_depths, loads_of, rate_depths
 from pd_plan.fixed import best_cuts, cheapest_cuts
-from pd_plan.graph_text import is_original
 from pd_plan.limits import Limit, Sizes, limited_compute_ms, limited_minibatch_ms
 from pd_plan.network import LINKS, Wiring
 from pd_plan.partition import best_partition

@@ -17,6 +17,7 @@ from pd_train.built import BuiltStage
 from pd_train.clipping import Clipping
 from pd_train.compute import StageRunner
 from pd_train.engine import TorchEngine
+from pd_train.gradients import WatchGradients
 from pd_train.inbox import Inbox
 from pd_train.links import Links
 from pd_train.loss_scale import LossScale
@@ -88,7 +89,7 @@ def assemble(
         first=place.before is None,
     )
     loss_scale = _loss_scale(options, links)
-    server = _server(options, built, versions, sets, links, loss_scale)
+    server = _server(options, built, versions, sets, links, loss_scale, engine.watch_gradients)
     runner = StageRunner(
         links=links,
         versions=versions,
@@ -126,14 +127,14 @@ def _server(
     sets: ParameterSets,
     links: Links,
     loss_scale: LossScale | None,
+    watch: WatchGradients,
 ) -> Server:
     names = [built.names[id(parameter)] for parameter in built.parameters]
     replica, optimizer = links.place.replica, options.optimizer
     if options.mode.sync == "asp":
-        return AsynchronousServer(sets, versions, names, replica, optimizer, links.to_replica)
-    leaves = [built.parameters] if options.mode.is_naive else sets.sets
+        return AsynchronousServer(sets, versions, watch, names, replica, optimizer, links.to_replica)
     clipping = _clipping(options, links)
-    return ShardedServer(sets, versions, leaves, names, replica, optimizer, links.to_replica, clipping, loss_scale)
+    return ShardedServer(sets, versions, watch, names, replica, optimizer, links.to_replica, clipping, loss_scale)
 
 
 def _clipping(options: RunOptions, links: Links) -> Clipping | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pd_format.layers.values import tensors_in
 from pd_format.versions import StageVersions
-from pd_train.gradients import GradientBuckets, Gradients
+from pd_train.gradients import GradientBuckets, Gradients, WatchGradients
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
 from pd_train.server import SegmentSize, Send, check_pieces, cut_stage, piece_view
@@ -30,13 +30,14 @@ class AsynchronousServer:
 
     Args:
         sets: two; the first is what passes use.
-        versions, names, replica, options, send: as for `ShardedServer`.
+        versions, watch, names, replica, options, send: as for `ShardedServer`.
     """
 
     def __init__(
         self,
         sets: ParameterSets,
         versions: StageVersions,
+        watch: WatchGradients,
         names: Sequence[str],
         replica: int,
         options: OptimizerOptions,
@@ -48,7 +49,7 @@ class AsynchronousServer:
         self._send = send
         self._working, self._newest = sets.sets
         self._buckets = cut_stage(self._working, self._replicas)
-        self._outgoing = GradientBuckets([self._working], names, self._buckets, self._replicas > 1, self._leave)
+        self._outgoing = GradientBuckets(watch, names, self._buckets, self._replicas > 1, self._leave)
         self._pieces = [
             [piece_view(self._newest[p.parameter].detach(), p, self._replicas) for p in bucket.pieces]
             for bucket in self._buckets

@@ -32,6 +32,7 @@ __all__ = [
     "check_purpose",
     "check_schedule",
     "checkpoint_interval",
+    "cover_layers",
     "optimizer_warning",
     "precision_warning",
     "settle_mode",
@@ -270,7 +271,19 @@ def stage_ranges(plan: Plan, chain: Chain) -> list[tuple[int, int]]:
             f"the plan was made for another version of model {plan.model.name}: {where} "
             "Profile and plan the model anew."
         )
-    numbers = {layer.name: number for number, layer in enumerate(chain.layers)}
+    return cover_layers(plan, [layer.name for layer in chain.layers])
+
+
+def cover_layers(plan: Plan, names: Sequence[str]) -> list[tuple[int, int]]:
+    """The first and the last layer of each stage, from 0.
+
+    Args:
+        names: of the model's layers, in order.
+
+    Raises:
+        UserError: the stages do not cover them once and in order.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
     ranges: list[tuple[int, int]] = []
     expected = 0
     for index, stage in enumerate(plan.stages):
@@ -280,7 +293,7 @@ def stage_ranges(plan: Plan, chain: Chain) -> list[tuple[int, int]]:
         first, last = numbers[stage.first_layer], numbers[stage.last_layer]
         if first != expected:
             found = "again holds" if first < expected else "leaves out"
-            wanted = chain.layers[min(expected, len(chain.layers) - 1)].name
+            wanted = names[min(expected, len(names) - 1)]
             raise UserError(
                 f"stages[{index}].first_layer: {stage.first_layer!r} {found} layers of the model; expected {wanted!r}, "
                 "so that every layer is in one stage."
@@ -292,9 +305,9 @@ def stage_ranges(plan: Plan, chain: Chain) -> list[tuple[int, int]]:
             )
         ranges.append((first, last))
         expected = last + 1
-    if expected != len(chain.layers):
+    if expected != len(names):
         raise UserError(
             f"stages[{len(plan.stages) - 1}].last_layer: the model goes on after {plan.stages[-1].last_layer!r} to "
-            f"{chain.layers[-1].name!r}; every layer must be in a stage."
+            f"{names[-1]!r}; every layer must be in a stage."
         )
     return ranges

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from pd_format.data import DATA_HELP
 from pd_format.errors import UserError
+from pd_format.graph_text import read_any_profile
 from pd_format.jsonfile import write_record
 from pd_format.plan import read_plan
 from pd_format.profile import PRECISIONS, PrecisionName
@@ -33,6 +35,7 @@ from pd_train.check import (
     precision_warning,
     settle_mode,
 )
+from pd_train.emulation import Emulation, check_emulation, default_minibatches, refuse_options
 from pd_train.evaluation import check_evaluation
 from pd_train.host import available_cores, available_memory_bytes, is_here
 from pd_train.metrics import METRICS, settle_metric
@@ -80,6 +83,7 @@ Examples:
   pd-train --plan plan.json --minibatches 100 --optimizer adam --lr 0.0003
   pd-train --make-key job.key; pd-train --plan plan.json --key job.key
   pd-train --resume runs/NAME
+  pd-train --plan plan.json --emulate profiles/vgg16.json --time-scale 20
   pd-train --plan plan.json --evaluate-only --init-from runs/NAME/model.pt
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
@@ -93,6 +97,20 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     default=Path("plan.json"),
     show_default=True,
     help="The plan that pd-plan wrote.",
+)
+@click.option(
+    "--emulate",
+    type=click.Path(path_type=Path),
+    metavar="PROFILE",
+    help="Compute nothing: every pass waits for as long as this profile says, and all else is real. Tries a plan on a "
+    "network before there are GPUs; needs neither model nor data.",
+)
+@click.option(
+    "--time-scale",
+    type=Finite(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of --emulate: what the profile's times are multiplied with, for links of so much less bandwidth.",
 )
 @click.option(
     "--data",
@@ -295,14 +313,19 @@ def main(**given: Any) -> None:
     if given["evaluate_only"]:
         check_evaluation(given["init_from"])
     with _failures_as_messages():
+        emulate, time_scale = given.pop("emulate"), given.pop("time_scale")
+        if emulate is not None:
+            refuse_options(_typed(click.get_current_context()), given["sync"])
+        elif "time_scale" in _typed(click.get_current_context()):
+            raise UserError("--time-scale belongs to --emulate; leave it out or add that.")
         if given["resume"] is not None:
             given = continue_run(given, click.get_current_context())
-        options, identity = _settle(**given)
+        options, identity = _settle(**given, emulate=emulate, time_scale=time_scale)
         alone = len(options.ranks) == options.plan.workers
         with held(options.run_dir, alone):
             if alone and options.resume == "no":
                 clear_logs(options.run_dir)
-            if not options.evaluate_only:
+            if not options.evaluate_only and options.emulate is None:
                 write_options(options.run_dir, {**given, "data": options.data, "threads": options.threads})
             write_record(options.run_dir / "plan.json", options.plan)
             remarks = [*([identity] if options.plan.hosts else []), *_remarks(options, given)]
@@ -355,6 +378,8 @@ def _settle(
     stall_timeout: float,
     trace_minibatches: str,
     debug_dump: bool,
+    emulate: Path | None,
+    time_scale: float,
 ) -> tuple[RunOptions, str]:
     """What the run is, after all checks, and which workers are here and why; makes its folder.
 
@@ -364,7 +389,13 @@ def _settle(
     if not plan_path.exists():
         raise UserError(f"--plan {plan_path}: there is no such file; make one with pd-plan, or name another.")
     plan = read_plan(plan_path)
-    check_origin(plan)
+    emulation = None
+    if emulate is None:
+        check_origin(plan)
+    else:
+        emulation = Emulation(read_any_profile(emulate), time_scale)
+        check_emulation(plan, emulation.profile, str(emulate))
+        minibatches = minibatches or default_minibatches(plan)
     identity = find_identity(plan, rank, hosts, os.environ, is_here)
     plan = plan.model_copy(update={"hosts": identity.hosts})
     check_network(plan, insecure, has_key=key is not None)
@@ -377,15 +408,18 @@ def _settle(
         check_purpose(plan)
     mode = settle_mode(plan, Mode(weights, sync, flush, group))
     precision = precision or plan.precision
-    if not evaluate_only:
+    if not evaluate_only and emulation is None:
         check_precision(precision, mode)
     check_clipping(mode, clip_stage_grad_norm, clip_grad_norm)
     check_schedule(plan, mode)
-    if plan.inference or not evaluate_only:  # Else the plan's figures are for more than an evaluation holds.
+    if emulation is None and (
+        plan.inference or not evaluate_only
+    ):  # Else the plan's figures are for more than an evaluation holds.
         check_memory(plan, mode, identity.ranks, available_memory_bytes())
     metric, target_metric = settle_metric(plan.task, metric, target_metric, target_accuracy)
     data = data or plan.data
-    check_data(plan.task, data)
+    if emulation is None:
+        check_data(plan.task, data)
     options = RunOptions(
         plan=plan,
         run_dir=resume or make_run_folder(run_dir, plan, alone=len(identity.ranks) == plan.workers),
@@ -425,6 +459,7 @@ def _settle(
         stall_timeout=stall_timeout,
         traced=_span("--trace-minibatches", trace_minibatches),
         debug_dump=debug_dump,
+        emulate=emulation,
     )
     return options, identity.why
 
@@ -445,6 +480,10 @@ def _remarks(options: RunOptions, given: Mapping[str, Any]) -> Iterator[str]:
     """What a person should know before the run starts."""
     if options.key is not None and given["insecure"]:
         yield "--insecure is of no effect with --key: everything is encrypted, and only holders of the key connect"
+    if options.emulate is not None:
+        device = options.emulate.profile.device.name or "an unnamed device"
+        yield f"emulated: passes wait for the times of {device}, times {options.emulate.time_scale:g}"
+        return
     if not options.evaluate_only and (warning := optimizer_warning(options)) is not None:
         yield warning
     if (warning := precision_warning(options)) is not None:
@@ -458,16 +497,17 @@ def _remarks(options: RunOptions, given: Mapping[str, Any]) -> Iterator[str]:
 
 def _train(options: RunOptions, remarks: Iterable[str], most_restarts: int) -> None:
     from pd_train.display import open_display
-    from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded, RunStarted
+    from pd_train.emulation_table import print_emulation_table
+    from pd_train.events import Emulated, EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded, RunStarted
     from pd_train.restarts import train
     from pd_train.run_table import print_evaluation_table, print_run_table
 
-    ended: list[RunEnded | Evaluated] = []
+    ended: list[RunEnded | Evaluated | Emulated] = []
     metrics: dict[int, EpochMetrics] = {}
     display = open_display()
 
     def show(event: Event) -> None:
-        if isinstance(event, RunEnded | Evaluated):
+        if isinstance(event, RunEnded | Evaluated | Emulated):
             ended.append(event)
         elif isinstance(event, EpochEnded):
             # An epoch is trained again where a worker was lost before its checkpoint was whole.
@@ -486,10 +526,18 @@ def _train(options: RunOptions, remarks: Iterable[str], most_restarts: int) -> N
         signal.signal(signal.SIGUSR1, before)
         display.close()
     end = ended[-1]
-    if isinstance(end, Evaluated):
+    if isinstance(end, Emulated):
+        assert options.emulate is not None
+        print_emulation_table(options.plan, options.emulate, end, options.run_dir)
+    elif isinstance(end, Evaluated):
         print_evaluation_table(options.plan, end, str(options.init_from), options.run_dir)
     else:
         print_run_table(options.plan, end, list(metrics.values()), options.run_dir, options.target_metric)
+
+
+def _typed(context: click.Context) -> set[str]:
+    """The names of the options that are on the command line."""
+    return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
 @contextlib.contextmanager

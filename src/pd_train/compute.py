@@ -270,7 +270,7 @@ class StageRunner:
         return values, targets, tag
 
     def _report(self, segment: Segment, minibatch: int, score: Score) -> None:
-        if not math.isfinite(score.loss):
+        if score.loss is not None and not math.isfinite(score.loss):
             which, advice = "", "training stopped. Try a smaller --lr."
             if not segment.training:
                 which = "validation "

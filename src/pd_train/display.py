@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from pd_train.events import EpochEnded, Event, Note, Progress, RunStarted
+from pd_train.events import EMULATION, EpochEnded, Event, Note, Progress, RunStarted
 from pd_train.terminal import count_text, duration_text, loss_text, open_console, percent_text, rate_text, value_text
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ def _bar(event: Progress, left: float | None) -> RenderableType:
 
 
 def _figures(event: Progress, left: float | None) -> str:
+    if event.phase == EMULATION:
+        return f"{duration_text(left)} left"
     rate = event.samples / event.seconds if event.seconds > 0 and event.samples else None
     return f"{rate_text(rate)}   loss {loss_text(event.loss)}   {duration_text(left)} left"
 

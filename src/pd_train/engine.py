@@ -22,14 +22,14 @@ from pd_format.layers.values import map_tensors, tensors_in
 from pd_train.memory import MemoryMeter
 from pd_train.seeding import seed_generators
 
-__all__ = ["Score", "StageEngine", "TorchEngine"]
+__all__ = ["Score", "StageEngine", "TorchEngine", "watch_leaves"]
 
 
 class Score(NamedTuple):
     """What the last stage says of a minibatch."""
 
-    loss: float
-    """Mean over the minibatch's samples."""
+    loss: float | None
+    """Mean over the minibatch's samples; None where nothing is computed."""
     correct: float | None
     """Samples that the model got right; None in training, where nobody counts."""
     samples: int
@@ -65,6 +65,13 @@ class StageEngine(Protocol):
 
     def take_parameter_gradients(self, index: int) -> list[Tensor | None]:
         """The parameters' gradients of the backward pass that has just ended; None where there is none."""
+        ...
+
+    def watch_gradients(self, ready: Callable[[int, Tensor], None]) -> None:
+        """From now on, tell of each parameter's gradient within the backward pass, as soon as there is one.
+
+        The function is given the parameter's number and its gradient, on the thread of the pass.
+        """
         ...
 
     def evaluate(self, index: int, values: tuple[Any, ...], targets: Any | None) -> tuple[Any, ...] | Score:
@@ -196,6 +203,9 @@ class TorchEngine:
             parameter.grad = None
         return gradients
 
+    def watch_gradients(self, ready: Callable[[int, Tensor], None]) -> None:
+        watch_leaves([self._naive] if self._naive is not None else self._sets, ready)
+
     def evaluate(self, index: int, values: tuple[Any, ...], targets: Any | None) -> tuple[Any, ...] | Score:
         self._point_to(index)
         if self._module.training:
@@ -282,6 +292,18 @@ class TorchEngine:
         if sent.untyped_storage().data_ptr() in self._owned:
             sent = sent.clone()
         return sent.requires_grad_(tensor.requires_grad)
+
+
+def watch_leaves(leaves: Sequence[Sequence[nn.Parameter]], ready: Callable[[int, Tensor], None]) -> None:
+    """Tell of gradients that autograd has added up, by the numbers that their parameters have in any of the sets."""
+
+    def look(number: int, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        ready(number, parameter.grad)
+
+    for held in leaves:
+        for number, leaf in enumerate(held):
+            leaf.register_post_accumulate_grad_hook(partial(look, number))  # type: ignore[no-untyped-call]
 
 
 def _pointers_to(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[tuple[Pointer, int]]:

@@ -8,7 +8,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pd_train.emulation import Pace
+
 __all__ = [
+    "EMULATION",
+    "Emulated",
     "EpochEnded",
     "EpochMetrics",
     "Evaluated",
@@ -23,6 +27,10 @@ __all__ = [
     "from_plain",
     "to_plain",
 ]
+
+
+EMULATION = "emulation"
+"""The phase in which nothing is computed: there is no loss, and times are not those of the machines here."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Progress:
     """Minibatches whose loss has reached rank 0 so far."""
 
     phase: str
-    """`training` or `validation`."""
+    """`training`, `validation` or `EMULATION`."""
     epoch: int
     epochs: int
     done: int
@@ -176,6 +184,21 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Emulated:
+    """An emulation is over and its report is written."""
+
+    emulated: Pace
+    """In model time; all else is as it was here."""
+    seconds: float
+    minibatches: int
+    bytes_sent: int
+    """Payload of all workers, start-up included."""
+    training_bytes_sent: int
+    """Of these, activations, gradients and parameters."""
+    refused_messages: int
+
+
+@dataclass(frozen=True)
 class WorkersMet:
     """All workers are there and alike; what fails from now on fails while it runs."""
 
@@ -187,9 +210,9 @@ class Note:
     text: str
 
 
-Event = RunStarted | WorkersMet | Progress | PipelineStatus | EpochEnded | RunEnded | Evaluated | Note
+Event = RunStarted | WorkersMet | Progress | PipelineStatus | EpochEnded | RunEnded | Evaluated | Emulated | Note
 
-_KINDS = {kind.__name__: kind for kind in (Progress, PipelineStatus, EpochEnded, RunEnded, Evaluated, Note)}
+_KINDS = {kind.__name__: kind for kind in (Progress, PipelineStatus, EpochEnded, RunEnded, Evaluated, Emulated, Note)}
 
 
 def to_plain(event: Event) -> tuple[str, dict[str, Any]]:
@@ -203,5 +226,7 @@ def from_plain(name: str, fields: dict[str, Any]) -> Event:
         fields = {**fields, "metrics": EpochMetrics(**fields["metrics"])}
     elif name == PipelineStatus.__name__:
         fields = {"stages": tuple(StageStatus(**each) for each in fields["stages"])}
+    elif name == Emulated.__name__:
+        fields = {**fields, "emulated": Pace(**fields["emulated"])}
     event: Event = _KINDS[name](**fields)
     return event

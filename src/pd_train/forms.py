@@ -169,7 +169,7 @@ _FORMS: dict[str, Form] = {
     "buffers": _each(list, _TENSOR),
     "norm": _is(float),
     "finite": _is(bool),
-    "score": _row(_is(float), _maybe(_is(int, float)), _is_whole, _maybe(_TENSOR)),
+    "score": _row(_maybe(_is(float)), _maybe(_is(int, float)), _is_whole, _maybe(_TENSOR)),
     "segment": _maybe(_is_segment),
     "pulse": _is_pulse,
     "timing": _row(_is_timing, _TENSOR),

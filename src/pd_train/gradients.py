@@ -7,43 +7,49 @@ their gradients are added up here first, in the minibatches' order, and leave in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pd_format.errors import UserError
+from pd_train.arithmetic import TORCH_ARITHMETIC, Arithmetic
 from pd_train.buckets import Bucket
 
-__all__ = ["GradientBuckets", "Gradients"]
+__all__ = ["GradientBuckets", "Gradients", "WatchGradients"]
 
 Gradients = tuple[Tensor | None, ...]
 """Of the pieces of a bucket; None where no minibatch gave the parameter one."""
+
+WatchGradients = Callable[[Callable[[int, Tensor], None]], None]
+"""Has a function told of each gradient as soon as there is one: see `pd_train.engine.StageEngine.watch_gradients`."""
 
 
 class GradientBuckets:
     """Collects the gradients of one update after another.
 
     Args:
-        leaves: the parameters that gradients arrive at, once for each parameter set where sets have their own.
+        watch: tells of gradients within a backward pass.
         names: of the parameters, for messages to people.
         buckets: how they are cut.
         flat: whether pieces are parts of a flat row, to be sent early; else they are whole parameters.
         leave: takes a complete bucket: its number and its gradients, which are the taker's to change.
+        arithmetic: on gradients.
     """
 
     def __init__(
         self,
-        leaves: Sequence[Sequence[nn.Parameter]],
+        watch: WatchGradients,
         names: Sequence[str],
         buckets: Sequence[Bucket],
         flat: bool,
         leave: Callable[[int, Gradients], None],
+        arithmetic: Arithmetic = TORCH_ARITHMETIC,
     ) -> None:
         self._names = names
         self._buckets = buckets
         self._flat = flat
         self._leave = leave
+        self._arithmetic = arithmetic
         self._buckets_of: list[list[int]] = [[] for _ in names]
         for index, bucket in enumerate(buckets):
             for parameter in {piece.parameter for piece in bucket.pieces}:
@@ -53,9 +59,7 @@ class GradientBuckets:
         self._weight: int | None = None
         self._last = True
         if flat:
-            for held in leaves:
-                for number, leaf in enumerate(held):
-                    leaf.register_post_accumulate_grad_hook(partial(self._ready, number))  # type: ignore[no-untyped-call]
+            watch(self._ready)
 
     def start(self, weight: int | None, last: bool) -> None:
         """A backward pass is about to begin.
@@ -88,9 +92,7 @@ class GradientBuckets:
         """Sums of an update that is not complete."""
         yield from self._sums.values()
 
-    def _ready(self, index: int, parameter: Tensor) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
+    def _ready(self, index: int, gradient: Tensor) -> None:
         if gradient.layout is not torch.strided:
             raise UserError(
                 f"parameter {self._names[index]} has a sparse gradient, which a replicated stage cannot cut into "
@@ -104,10 +106,7 @@ class GradientBuckets:
                     self._let_go(bucket)
 
     def _add(self, index: int, gradient: Tensor) -> None:
-        if self._weight is not None:
-            gradient = gradient.mul_(self._weight)
-        before = self._sums.get(index)
-        self._sums[index] = gradient if before is None else before.add_(gradient)
+        self._sums[index] = self._arithmetic.gather(self._sums.get(index), gradient, self._weight)
 
     def _let_go(self, bucket: int) -> None:
         self._lacking[bucket] = 0

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from pd_train.checkpoint.model import join_state, write_model
 from pd_train.checkpoint.part import START, Position
 from pd_train.checkpoint.progress import RunProgress
 from pd_train.compute import Segment, StageRunner, WorkerStatistics
-from pd_train.data import MinibatchLoader
-from pd_train.events import EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded
+from pd_train.emulation import Emulation, pace_of
+from pd_train.events import EMULATION, Emulated, EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded
 from pd_train.inbox import Inbox
 from pd_train.loss_scale import LossScale
 from pd_train.measured import Measure
@@ -36,6 +36,19 @@ from pd_train.wire import Message
 __all__ = ["Lead", "follow", "part_with"]
 
 
+class Counted(Protocol):
+    """Minibatches, as far as their numbers go."""
+
+    @property
+    def minibatches(self) -> int:
+        """Of an epoch."""
+        ...
+
+    def samples_of(self, minibatch: int) -> int:
+        """Of one of them."""
+        ...
+
+
 class Lead:
     """Drives a run from the first segment to the files.
 
@@ -45,7 +58,7 @@ class Lead:
         transport, inbox: the way to the other workers.
         loaders: training and validation minibatches, which say how many there are.
         loss_scale: of float16, else None.
-        device: that this worker computes on, for the report.
+        device: kind that this worker computes on, for the report.
         tell: takes events for the display.
         measure: makes the run's metric of each validation sample's predictions, where it is made of these.
         keeper: writes this worker's parts of checkpoints; None where nothing is trained.
@@ -58,9 +71,9 @@ class Lead:
         runner: StageRunner,
         transport: Transport,
         inbox: Inbox,
-        loaders: tuple[MinibatchLoader, MinibatchLoader],
+        loaders: tuple[Counted, Counted],
         loss_scale: LossScale | None,
-        device: torch.device,
+        device: str,
         tell: Callable[[Event], None],
         measure: Measure | None,
         keeper: Keeper | None,
@@ -83,7 +96,8 @@ class Lead:
         self._tell = tell
         cap, whole = options.minibatches, self._training.minibatches
         self._expected_epochs = options.epochs if cap is None else min(options.epochs, -(-cap // whole))
-        self._scores = ScoreBoard(inbox, self._expected_epochs, tell)
+        training = "training" if options.emulate is None else EMULATION
+        self._scores = ScoreBoard(inbox, self._expected_epochs, tell, training)
         self._segments = 0
         self._lost_seconds = 0.0
         self._epochs: list[EpochMetrics] = []
@@ -136,6 +150,7 @@ class Lead:
     def evaluate(self) -> None:
         """Run the validation data through the pipeline once, and write report.json."""
         validated = self._validate(0)
+        assert validated.loss is not None
         self._announce(None)
         everyone = self._gather({})
         known = {"accuracy": validated.accuracy, "loss": validated.loss}
@@ -149,6 +164,32 @@ class Lead:
             seconds=validated.seconds,
             samples_per_second=validated.samples / validated.seconds,
             bytes_sent=sum(one.sent_bytes for one in everyone),
+        )
+        self._report(ended, everyone)
+
+    def emulate(self, emulation: Emulation, ends: Sequence[float]) -> None:
+        """Run all minibatches through a pipeline that computes nothing, and write report.json.
+
+        Args:
+            emulation: what passes wait for.
+            ends: when this worker's backward passes ended, in s; grows meanwhile.
+        """
+        minibatches, flush = self._training.minibatches, self._options.mode.flush
+        self._scores.start_phase(minibatches)
+        for first in range(0, minibatches, flush or minibatches):
+            count = min(flush or minibatches, minibatches - first)
+            self._run_segment(self._training, True, 0, first, count)
+        seconds = self._scores.result().seconds
+        self._watch.finish_epoch(0)
+        self._announce(None)
+        everyone = self._gather({})
+        ended = Emulated(
+            emulated=pace_of(self._options.plan, emulation.time_scale, ends, flush),
+            seconds=seconds,
+            minibatches=minibatches,
+            bytes_sent=sum(one.sent_bytes for one in everyone),
+            training_bytes_sent=sum(one.training_bytes for one in everyone),
+            refused_messages=sum(one.refused for one in everyone),
         )
         self._report(ended, everyone)
 
@@ -201,7 +242,7 @@ class Lead:
         self._run_segment(self._validation, False, epoch, 0, self._validation.minibatches)
         return self._scores.result()
 
-    def _run_segment(self, loader: MinibatchLoader, training: bool, epoch: int, first: int, minibatches: int) -> None:
+    def _run_segment(self, loader: Counted, training: bool, epoch: int, first: int, minibatches: int) -> None:
         segment = Segment(
             number=self._segments,
             training=training,
@@ -299,7 +340,7 @@ class Lead:
         )
         self._report(ended, everyone)
 
-    def _report(self, ended: RunEnded | Evaluated, everyone: Sequence[WorkerStatistics]) -> None:
+    def _report(self, ended: RunEnded | Evaluated | Emulated, everyone: Sequence[WorkerStatistics]) -> None:
         """Write report.json, tell of the end, and let all workers go."""
         skipped = sorted({path for one in everyone for path in one.skipped_files})
         report = {
@@ -307,7 +348,7 @@ class Lead:
             **asdict(ended),
             "skipped_files": skipped,
             "options": recorded(self._options),
-            "device": self._device.type,
+            "device": self._device,
             "torch": torch.__version__,
         }
         write_text(self._options.run_dir / "report.json", json.dumps(report, indent=2) + "\n", make_folder=False)

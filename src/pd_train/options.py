@@ -9,6 +9,7 @@ from typing import Literal
 from pd_format.plan import Plan
 from pd_format.profile import PrecisionName
 from pd_format.versions import Mode, StageVersions, stage_versions
+from pd_train.emulation import Emulation
 
 __all__ = ["RESTARTS", "LossScaling", "OptimizerOptions", "RunOptions", "recorded"]
 
@@ -106,6 +107,8 @@ class RunOptions:
     """Seconds that a wait for a live peer may take."""
     traced: tuple[int, int] = (0, 0)
     """The minibatches of the run, from the first to before the second, whose passes go into trace.json."""
+    emulate: Emulation | None = None
+    """What passes wait for instead of computing."""
     debug_dump: bool = True
     """Whether SIGUSR1 makes workers write where they stand to their logs."""
 
@@ -135,4 +138,5 @@ def recorded(options: RunOptions) -> dict[str, object]:
         "checkpoint_every": options.checkpoint_every,
         "seed": options.seed,
         "threads": options.threads,
+        "emulate": None if options.emulate is None else options.emulate.recorded(),
     }

@@ -23,8 +23,8 @@ _PROGRESS_EVERY_S = 0.1
 class Result(NamedTuple):
     """What an epoch's training or validation came to."""
 
-    loss: float
-    """Mean over the samples."""
+    loss: float | None
+    """Mean over the samples; None where nothing was computed."""
     accuracy: float | None
     """None in training, where nobody counts."""
     samples: int
@@ -37,18 +37,18 @@ class _Running:
     """The mean loss so far, for the display: the result itself is added up once, in order."""
 
     def __init__(self, scores: Sequence[Score]) -> None:
-        self._sum = 0.0
+        self._sum: float | None = 0.0
         self.samples = 0
         for score in scores:
             self.add(score)
 
     def add(self, score: Score) -> None:
-        self._sum += score.loss * score.samples
+        self._sum = None if self._sum is None or score.loss is None else self._sum + score.loss * score.samples
         self.samples += score.samples
 
     @property
     def mean(self) -> float | None:
-        return self._sum / self.samples if self.samples else None
+        return self._sum / self.samples if self.samples and self._sum is not None else None
 
 
 class ScoreBoard:
@@ -58,12 +58,14 @@ class ScoreBoard:
         inbox: where scores arrive.
         epochs: that the run will have, for the display.
         tell: takes events for the display.
+        training: what the display calls a phase that is no validation.
     """
 
-    def __init__(self, inbox: Inbox, epochs: int, tell: Callable[[Event], None]) -> None:
+    def __init__(self, inbox: Inbox, epochs: int, tell: Callable[[Event], None], training: str = "training") -> None:
         self._inbox = inbox
         self._epochs = epochs
         self._tell = tell
+        self._training = training
         self._arrived: dict[int, dict[int, Score]] = {}
         self._finished: list[Score] = []
         self._running = _Running(())
@@ -122,7 +124,7 @@ class ScoreBoard:
         self._last_told = now
         self._tell(
             Progress(
-                phase="training" if segment.training else "validation",
+                phase=self._training if segment.training else "validation",
                 epoch=segment.epoch,
                 epochs=self._epochs,
                 done=done,
@@ -134,7 +136,8 @@ class ScoreBoard:
         )
 
 
-def _mean_loss(scores: Sequence[Score]) -> tuple[float, int]:
+def _mean_loss(scores: Sequence[Score]) -> tuple[float | None, int]:
     """The mean over the samples, and how many there are."""
     samples = sum(score.samples for score in scores)
-    return math.fsum(score.loss * score.samples for score in scores) / samples, samples
+    sums = [score.loss * score.samples for score in scores if score.loss is not None]
+    return math.fsum(sums) / samples if len(sums) == len(scores) else None, samples

@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pd_format.layers.values import tensors_in
 from pd_format.schedule import rounds_of
 from pd_format.versions import StageVersions
+from pd_train.arithmetic import TORCH_ARITHMETIC, Arithmetic
 from pd_train.clipping import Clipping
-from pd_train.gradients import GradientBuckets, Gradients
+from pd_train.gradients import GradientBuckets, Gradients, WatchGradients
 from pd_train.loss_scale import LossScale
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
@@ -32,7 +33,7 @@ from pd_train.server import SegmentSize, Send, check_pieces, cut_stage, piece_vi
 from pd_train.shard import Shard
 from pd_train.weights import ParameterSets
 
-__all__ = ["ShardedServer", "mean_gradients"]
+__all__ = ["ShardedServer"]
 
 
 class ShardedServer:
@@ -41,25 +42,27 @@ class ShardedServer:
     Args:
         sets: the stage's parameter sets.
         versions: of the stage.
-        leaves, names: see `GradientBuckets`.
+        watch, names: see `GradientBuckets`.
         replica: this one.
         options: of the optimizer.
         send: how a message reaches another replica of the stage.
         clipping: of the gradient's norm, if asked for.
         loss_scale: what gradients are to be divided by, where the loss was scaled; each segment then has one update.
+        arithmetic: on gradients and parameters.
     """
 
     def __init__(
         self,
         sets: ParameterSets,
         versions: StageVersions,
-        leaves: Sequence[Sequence[nn.Parameter]],
+        watch: WatchGradients,
         names: Sequence[str],
         replica: int,
         options: OptimizerOptions,
         send: Send,
         clipping: Clipping | None = None,
         loss_scale: LossScale | None = None,
+        arithmetic: Arithmetic = TORCH_ARITHMETIC,
     ) -> None:
         self._sets = sets
         self._versions = versions
@@ -69,8 +72,9 @@ class ShardedServer:
         self._send = send
         self._clipping = clipping
         self._loss_scale = loss_scale
+        self._arithmetic = arithmetic
         self._buckets = cut_stage(sets.sets[0], self._replicas)
-        self._outgoing = GradientBuckets(leaves, names, self._buckets, self._replicas > 1, self._leave)
+        self._outgoing = GradientBuckets(watch, names, self._buckets, self._replicas > 1, self._leave, arithmetic)
         # Detached: they share the parameters' memory and version counters, so autograd still notices a write to a
         # set that a backward pass needs.
         self._pieces = [
@@ -194,8 +198,7 @@ class ShardedServer:
             if own:
                 self._update(bucket, version, pieces, factor)
             else:
-                for piece, tensor in zip(pieces, self._arrived.pop((self._segment, version, bucket)), strict=True):
-                    piece.copy_(tensor)
+                self._arithmetic.copy(pieces, self._arrived.pop((self._segment, version, bucket)))
         self._missing[version] -= 1
         if self._missing[version] == 0:
             self._sets.completed(version)
@@ -231,7 +234,7 @@ class ShardedServer:
             del self._contributions[self._segment, bucket, update]
             uneven = self._is_uneven(update)
             weight = sum(self._size.samples_of(b) for b in range(first, last)) if uneven else last - first
-            means[bucket] = mean_gradients([there[k] for k in members], weight)
+            means[bucket] = self._arithmetic.mean([there[k] for k in members], weight)
             if self._loss_scale is not None:
                 self._loss_scale.unscale(means[bucket])
         return means[bucket]
@@ -253,35 +256,16 @@ class ShardedServer:
     def _update(self, bucket: int, version: int, pieces: list[Tensor], factor: float) -> None:
         previous = self._pieces[self._previous_set[version]][bucket]
         if previous is not pieces:
-            for piece, old in zip(pieces, previous, strict=True):
-                piece.copy_(old)
+            self._arithmetic.copy(pieces, previous)
         gradients = self._means[version - 1][bucket]
         if self._loss_scale is not None and not self._loss_scale.verdict(self._segment):
             # Without gradients the optimizer leaves parameters and state alone.
             gradients = [None] * len(gradients)
         elif factor < 1.0:
             gradients = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
-        self._optimizers[bucket].step(pieces, gradients, self._rate)
+        self._arithmetic.step(self._optimizers[bucket], pieces, gradients, self._rate)
         # Not kept until the last bucket of the version: a gradient is needed once.
         self._means[version - 1][bucket] = []
         for replica in range(self._replicas):
             if replica != self._replica:
                 self._send(self._segment, replica, "parameters", version, (bucket, tuple(pieces)))
-
-
-def mean_gradients(contributions: Sequence[Gradients], weight: int) -> list[Tensor | None]:
-    """The sum of the contributions, in their order, over the weight; the first one's memory is written over.
-
-    Args:
-        contributions: of the replicas that had a minibatch in the update, each a sum over its minibatches, weighed by
-            samples where minibatches differ in them. None counts as zero; where all are None the result is None.
-        weight: minibatches of the update, or samples where they differ.
-    """
-    result: list[Tensor | None] = []
-    for column in zip(*contributions, strict=True):
-        total: Tensor | None = None
-        for gradient in column:
-            if gradient is not None:
-                total = gradient if total is None else total.add_(gradient)
-        result.append(total if total is None or weight == 1 else total.div_(weight))
-    return result

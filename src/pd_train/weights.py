@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 __all__ = ["ParameterSets"]
 
@@ -25,14 +26,23 @@ class ParameterSets:
     Args:
         parameters: contiguous, in a fixed order; they are set 0. Without any, one empty set stands for every version.
         count: sets in all (`pd_format.versions.sets_needed`).
+        copy: makes the other sets' tensors from those of set 0.
         lag: of the stage. A set is sent from without being copied. That another replica has version v is known once an
             update takes in a gradient that it computed no earlier: with lag 1, one version later.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], count: int, lag: int = 0) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        count: int,
+        lag: int = 0,
+        copy: Callable[[Tensor], Tensor] = torch.clone,
+    ) -> None:
         self.sets: list[list[nn.Parameter]] = [list(parameters)]
         for _ in range(count - 1):
-            self.sets.append([nn.Parameter(parameter.detach().clone()) for parameter in parameters])
+            self.sets.append(
+                [nn.Parameter(copy(parameter.detach()), parameter.requires_grad) for parameter in parameters]
+            )
         self.is_wanted: Callable[[int], bool] = lambda version: True
         """Whether a pass still to come uses a version; whoever runs the passes says so."""
         self._lag = lag

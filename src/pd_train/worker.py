@@ -11,31 +11,22 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
-from torch import Tensor
 
 from pd_format.errors import UserError
-from pd_format.layers.task import get_task
-from pd_train.assembly import assemble, choose_device
-from pd_train.built import build_stage
-from pd_train.checkpoint.continuing import go_on, open_keeper
-from pd_train.checkpoint.progress import RunProgress
 from pd_train.clock import Clock, align, answer_others
 from pd_train.compute import DivergedError
 from pd_train.control import Bound, Done, Failed, Launcher, WorkerSetup, log_path
 from pd_train.debug_dump import WorkerDump
+from pd_train.duties import Company, Duty, Emulating, Training
 from pd_train.events import Event, Note, WorkersMet, from_plain, to_plain
-from pd_train.feed import loader_processes, open_data
 from pd_train.forms import plan_problem
 from pd_train.inbox import Inbox, PeerFailedError, PeerLostError, StallError
 from pd_train.keys import Key, read_key
-from pd_train.lead import Lead, follow, part_with
 from pd_train.links import Links
 from pd_train.meeting import COMMON_MARK, meet
-from pd_train.reading import open_source, prepare_processes
 from pd_train.recorder import Recorder
 from pd_train.routing import Place, place_of
 from pd_train.transport import Transport
-from pd_train.watch import Watch, report_to_rank_0
 from pd_train.wire import Message
 
 __all__ = ["work"]
@@ -129,30 +120,20 @@ def _teller(setup: WorkerSetup, launcher: Launcher, links: Links) -> Callable[[E
 def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump) -> None:
     options = setup.options
     torch.set_num_threads(options.threads)
-    source = None
+    duty: Duty | None = None
     try:
-        device = choose_device(options.device, setup.local_index)
-        processes = loader_processes(options)
-        if place.before is None and processes:
-            prepare_processes(options.data)
-        # A run that goes on takes its weights from the checkpoint; the file that it began with may be gone.
-        init_from = None if options.resume == "yes" else options.init_from
-        dump.phase = "builds its stage"
-        built = build_stage(options.plan, place.stage.index, options.seed, device, init_from)
-        task = get_task(options.plan.task)
-        dump.phase = "opens the data"
-        loaders, measure = open_data(options, built, task) if place.before is None else (None, None)
-        if loaders is not None:
-            pin = device.type == "cuda"
-            source = open_source(options, place, loaders, processes, pin, lambda text: launcher.tell_event(Note(text)))
+        if options.emulate is not None:
+            duty = Emulating(setup, options.emulate, dump)
+        else:
+            duty = Training(setup, place, launcher, dump)
         problem = partial(plan_problem, options.plan, place)
         clock = Clock()
         transport = Transport(
             setup.rank, COMMON_MARK, setup.address, setup.port, options.peer_timeout, problem, _key(setup), clock.now
         )
     except Exception as error:
-        if source is not None:
-            source.close()
+        if duty is not None:
+            duty.close()
         if options.plan.hosts:
             _tell_why_early(setup, error)
         raise
@@ -168,43 +149,17 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         dump.phase = "meets the other workers"
         links = Links(place, transport, inbox)
         # Before they meet: whoever hears first that all are there sends at once.
-        recorder = Recorder(clock.now, range(*options.traced))
-        assembled = assemble(options, built, links, source, device, task, recorder)
-        mark = meet(setup, peers, links, transport, built.fingerprint)
+        runner = duty.assemble(links, Recorder(clock.now, range(*options.traced)))
+        mark = meet(setup, peers, links, transport, duty.fingerprint)
         launcher.tell_event(WorkersMet())
         errors = answer_others(links, options.plan.workers) if setup.rank == 0 else align(clock, links)
-        dump.phase = "prepares to train"
-        runner = assembled.runner
+        dump.phase = "prepares to run"
         dump.add(runner.standing)
-
-        def state() -> dict[str, Tensor]:
-            return {**(built.unused if setup.rank == 0 else {}), **built.state(assembled.sets.newest())}
-
-        keeper = None if options.evaluate_only else open_keeper(setup, mark, links, state, assembled)
-        progress = RunProgress()
-        if options.resume != "no":
-            dump.phase = "agrees with the others on a checkpoint to go on from"
-            progress = go_on(setup, built, links, assembled)
-        dump.phase = "runs"
-        if loaders is not None and setup.rank == 0:
-            tell = _teller(setup, launcher, links)
-            watch = Watch(options, runner, inbox, errors, tell)
-            lead = Lead(
-                options, runner, transport, inbox, loaders, assembled.loss_scale, device, tell, measure, keeper, watch
-            )
-            if options.evaluate_only:
-                lead.evaluate()
-            else:
-                lead.run(state, built.state_names, progress)
+        if setup.rank == (options.ranks or (0,))[0]:
+            inbox.handle("event", lambda message: launcher.tell_event(from_plain(*message.body)))
         else:
-            if setup.rank == (options.ranks or (0,))[0]:
-                inbox.handle("event", lambda message: launcher.tell_event(from_plain(*message.body)))
-            else:
-                inbox.handle("event", lambda message: None)
-            report_to_rank_0(runner, links)
-            follow(transport, inbox, runner, keeper)
-            is_asked = place.replica == 0 and not options.evaluate_only
-            part_with(transport, inbox, state() if is_asked else {}, runner.statistics())
+            inbox.handle("event", lambda message: None)
+        duty.run(Company(transport, inbox, links, mark, errors, _teller(setup, launcher, links)))
         if transport.refused:
             log.warning("refused %d messages", transport.refused)
         linger = _GOODBYE_LINGER_S
@@ -215,8 +170,7 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         raise
     finally:
         transport.close(linger)
-        if source is not None:
-            source.close()
+        duty.close()
 
 
 def _log_to_file(setup: WorkerSetup, place: Place) -> None:
