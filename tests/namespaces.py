@@ -17,10 +17,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-__all__ = ["Network", "needs_namespaces", "network_of"]
+__all__ = ["Network", "needs_namespaces", "network_of", "why_not"]
 
 
-def _why_not() -> str | None:
+def why_not() -> str | None:
+    """Why hosts cannot be built here; None where they can."""
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
         return "needs root and iproute2 for network namespaces"
     name = f"pdtry{os.getpid()}"
@@ -31,7 +32,7 @@ def _why_not() -> str | None:
     return None
 
 
-_REASON = _why_not()
+_REASON = why_not()
 needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
 
 

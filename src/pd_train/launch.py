@@ -24,15 +24,16 @@ from pd_train.events import Event, Note
 from pd_train.options import RunOptions
 from pd_train.routing import on_the_host_of, place_of
 
-__all__ = ["Stopped", "WorkerLost", "launch"]
+__all__ = ["MALLOC", "Stopped", "WorkerLost", "launch"]
 
-_MALLOC = {
+MALLOC = {
     # Freed memory is kept and used again: page faults are what large messages cost most.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "2147483647",
     "MALLOC_TOP_PAD_": "67108864",
 }
+"""Of the workers' environment: how glibc keeps memory."""
 _CAUSE_GRACE_S = 1.0
 _STOP_GRACE_S = 3.0
 
@@ -96,7 +97,7 @@ def launch(options: RunOptions, show: Callable[[Event], None]) -> None:
 
 def _process_context() -> Any:
     """Workers are forked from a server process that has imported torch once: a start then takes milliseconds."""
-    for name, value in _MALLOC.items():
+    for name, value in MALLOC.items():
         os.environ.setdefault(name, value)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "pd_train.preload"])
