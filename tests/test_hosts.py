@@ -94,6 +94,7 @@ def test_slurms_list_of_nodes(text: str, nodes: list[str]) -> None:
 
 
 SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "7"}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x"}
 KUBERNETES = {"JOB_COMPLETION_INDEX": "3"}
@@ -157,8 +158,30 @@ def test_a_launcher_of_another_size_is_refused_with_both_numbers(
 
 def test_a_launcher_within_another_one_counts_alone() -> None:
     """mpirun starts one daemon a node by srun, so its programs see Slurm's numbers too."""
-    inside = {**MPI, **SLURM, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
-    assert identity(hosts=HOSTS, environment=inside).ranks == (2,)
+    for daemons in ("2", "4"):
+        inside = {**SLURM, "SLURM_STEP_NUM_TASKS": daemons, "SLURM_PROCID": "0"}
+        assert identity(hosts=HOSTS, environment={**MPI, **inside}).ranks == (2,)
+        assert identity(hosts=HOSTS, environment={**HYDRA, **inside}).ranks == (1,)
+
+
+def test_srun_speaks_pmi_as_well() -> None:
+    """`srun --mpi=pmi2`: both say the same, and Slurm knows the nodes."""
+    found = identity(environment={**SLURM, "PMI_RANK": "2", "PMI_SIZE": "4", "SLURM_JOB_NODELIST": "n1"})
+    assert found.ranks == (2,)
+    with pytest.raises(UserError, match=r"SLURM_PROCID says 2; PMI's PMI_RANK says 1"):
+        identity(environment={**SLURM, "PMI_RANK": "1", "PMI_SIZE": "4"})
+
+
+def test_every_start_has_ports_and_a_name_of_its_own() -> None:
+    steps = [{**SLURM, "SLURM_JOB_NODELIST": "n1", "SLURM_STEP_ID": step} for step in ("0", "1")]
+    runs = [{**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": port} for port in ("29500", "29501")]
+    found = [identity(environment=environment) for environment in (*steps, *runs, HYDRA)]
+    assert [one.job for one in found] == [
+        "slurm-7.0", "slurm-7.1", "torchrun-none.29500", "torchrun-none.29501", "pmi",
+    ]  # fmt: skip
+    assert len({one.hosts[0].port for one in found}) == 5
+    assert identity(environment={**TORCHRUN, "TORCHELASTIC_RUN_ID": "../x"}).job == "torchrun-..-x"
+    assert identity(hosts=HOSTS, here="n2").job is None
 
 
 def test_two_launchers_that_contradict_each_other_are_listed() -> None:
@@ -191,7 +214,7 @@ def test_the_address_to_listen_on_tells_where_a_worker_is() -> None:
 @pytest.mark.parametrize(
     ("more", "nodes"),
     [
-        ({"SLURM_JOB_NODELIST": "n1"}, ["n1"] * 4),
+        ({"SLURM_JOB_NODELIST": "n1"}, ["127.0.0.1"] * 4),
         ({"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, ["n1", "n1", "n2", "n2"]),
         ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "3,1"}, ["n1", "n1", "n1", "n2"]),
     ],
@@ -209,7 +232,7 @@ def test_tasks_that_are_not_spread_in_blocks_are_refused() -> None:
         identity(environment={**SLURM, **more})
 
 
-@pytest.mark.parametrize("environment", [MPI, TORCHRUN])
+@pytest.mark.parametrize("environment", [MPI, HYDRA, TORCHRUN, {**SLURM, "SLURM_JOB_NODELIST": "n1"}])
 def test_a_launcher_on_one_machine_needs_no_hosts(environment: dict[str, str]) -> None:
     found = identity(environment=environment)
     assert {host.address for host in found.hosts} == {"127.0.0.1"}

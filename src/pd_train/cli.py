@@ -18,7 +18,7 @@ from pd_format.data import DATA_HELP
 from pd_format.errors import UserError
 from pd_format.graph_text import read_any_profile
 from pd_format.jsonfile import write_record
-from pd_format.plan import read_plan
+from pd_format.plan import Host, read_plan
 from pd_format.profile import PRECISIONS, PrecisionName
 from pd_format.versions import Mode
 from pd_train.check import (
@@ -37,12 +37,13 @@ from pd_train.check import (
 )
 from pd_train.emulation import Emulation, check_emulation, default_minibatches, refuse_options
 from pd_train.evaluation import check_evaluation
+from pd_train.farewell import Farewell
 from pd_train.host import available_cores, available_memory_bytes, is_here
 from pd_train.metrics import METRICS, settle_metric
 from pd_train.options import OptimizerOptions, RunOptions
 from pd_train.routing import on_the_host_of
 from pd_train.run_folder import clear_logs, continue_run, has_checkpoint, held, make_run_folder, write_options
-from pd_train.whoami import find_identity
+from pd_train.whoami import Identity, find_identity
 
 __all__ = ["main"]
 
@@ -69,7 +70,7 @@ def _make_key(context: click.Context, option: click.Parameter, path: Path | None
         return
     from pd_train.keys import make_key
 
-    with _failures_as_messages():
+    with _failures_as_messages(Farewell()):
         make_key(path)
     click.echo(f"{path}: a new key. Copy it to every host (scp -p {path} HOST:), and give --key {path} there.")
     context.exit()
@@ -312,7 +313,8 @@ def main(**given: Any) -> None:
     """
     if given["evaluate_only"]:
         check_evaluation(given["init_from"])
-    with _failures_as_messages():
+    farewell = Farewell()
+    with _failures_as_messages(farewell):
         emulate, time_scale = given.pop("emulate"), given.pop("time_scale")
         if emulate is not None:
             refuse_options(_typed(click.get_current_context()), given["sync"])
@@ -320,20 +322,22 @@ def main(**given: Any) -> None:
             raise UserError("--time-scale belongs to --emulate; leave it out or add that.")
         if given["resume"] is not None:
             given = continue_run(given, click.get_current_context())
-        options, identity = _settle(**given, emulate=emulate, time_scale=time_scale)
+        options, identity, hosts = _settle(farewell, **given, emulate=emulate, time_scale=time_scale)
         alone = len(options.ranks) == options.plan.workers
         with held(options.run_dir, alone):
             if alone and options.resume == "no":
                 clear_logs(options.run_dir)
             if not options.evaluate_only and options.emulate is None:
                 write_options(options.run_dir, {**given, "data": options.data, "threads": options.threads})
-            write_record(options.run_dir / "plan.json", options.plan)
-            remarks = [*([identity] if options.plan.hosts else []), *_remarks(options, given)]
+            # A run that goes on may be given other hosts by its launcher.
+            write_record(options.run_dir / "plan.json", options.plan.model_copy(update={"hosts": hosts}))
+            remarks = [*([identity.why] if options.plan.hosts else []), *_remarks(options, given)]
             with _way_back(options.run_dir):
-                _train(options, remarks, given["max_restarts"])
+                _train(options, identity, remarks, given["max_restarts"], farewell)
 
 
 def _settle(
+    farewell: Farewell,
     *,
     plan_path: Path,
     data: str | None,
@@ -380,8 +384,8 @@ def _settle(
     debug_dump: bool,
     emulate: Path | None,
     time_scale: float,
-) -> tuple[RunOptions, str]:
-    """What the run is, after all checks, and which workers are here and why; makes its folder.
+) -> tuple[RunOptions, Identity, tuple[Host, ...]]:
+    """What the run is, after all checks, which workers are here and why, and the plan's own hosts; makes its folder.
 
     Raises:
         UserError: something does not fit.
@@ -397,12 +401,13 @@ def _settle(
         check_emulation(plan, emulation.profile, str(emulate))
         minibatches = minibatches or default_minibatches(plan)
     identity = find_identity(plan, rank, hosts, os.environ, is_here)
-    plan = plan.model_copy(update={"hosts": identity.hosts})
+    own_hosts, plan = plan.hosts, plan.model_copy(update={"hosts": identity.hosts})
     check_network(plan, insecure, has_key=key is not None)
     if key is not None:
         from pd_train.keys import read_key
 
         read_key(Path(key))  # Each worker reads it for itself: what is wrong with it is said before they start.
+    farewell.prepare(plan, identity.ranks, identity.job is not None, None if key is None else Path(key))
     sync = sync or ("bsp" if len(plan.stages) == 1 else "overlap")
     if not evaluate_only:
         check_purpose(plan)
@@ -422,7 +427,7 @@ def _settle(
         check_data(plan.task, data)
     options = RunOptions(
         plan=plan,
-        run_dir=resume or make_run_folder(run_dir, plan, alone=len(identity.ranks) == plan.workers),
+        run_dir=resume or make_run_folder(run_dir, plan, len(identity.ranks) == plan.workers, identity.job),
         data=data,
         epochs=epochs,
         minibatches=minibatches,
@@ -454,6 +459,7 @@ def _settle(
         resume="no" if resume is None else "yes",
         ranks=identity.ranks,
         key=None if key is None else Path(key),
+        launched=identity.job is not None,
         rendezvous_timeout=rendezvous_timeout,
         peer_timeout=peer_timeout,
         stall_timeout=stall_timeout,
@@ -461,7 +467,7 @@ def _settle(
         debug_dump=debug_dump,
         emulate=emulation,
     )
-    return options, identity.why
+    return options, identity, own_hosts
 
 
 def _span(option: str, text: str) -> tuple[int, int]:
@@ -495,36 +501,56 @@ def _remarks(options: RunOptions, given: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _train(options: RunOptions, remarks: Iterable[str], most_restarts: int) -> None:
+def _train(
+    options: RunOptions, identity: Identity, remarks: Iterable[str], most_restarts: int, farewell: Farewell
+) -> None:
     from pd_train.display import open_display
     from pd_train.emulation_table import print_emulation_table
-    from pd_train.events import Emulated, EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded, RunStarted
+    from pd_train.events import (
+        Emulated,
+        EpochEnded,
+        EpochMetrics,
+        Evaluated,
+        Event,
+        Note,
+        RunEnded,
+        RunStarted,
+        WorkersListen,
+    )  # fmt: skip
     from pd_train.restarts import train
     from pd_train.run_table import print_evaluation_table, print_run_table
 
     ended: list[RunEnded | Evaluated | Emulated] = []
     metrics: dict[int, EpochMetrics] = {}
-    display = open_display()
+    # A launcher brings what all its programs print to one place, where one of them is enough. Some call it a terminal.
+    display = open_display(None if identity.job is None else False)
+    is_heard = identity.job is None or 0 in options.ranks
 
     def show(event: Event) -> None:
+        if isinstance(event, WorkersListen):
+            return farewell.forget()
         if isinstance(event, RunEnded | Evaluated | Emulated):
             ended.append(event)
         elif isinstance(event, EpochEnded):
             # An epoch is trained again where a worker was lost before its checkpoint was whole.
             metrics[event.metrics.epoch] = event.metrics
-        display.handle(event)
+        if is_heard or isinstance(event, RunStarted | Note):
+            display.handle(event)
 
     before = signal.getsignal(signal.SIGUSR1)
     if options.debug_dump:  # Not to be ended by it between two starts of the run.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        show(RunStarted(options.plan.config, options.plan.workers, options.threads, str(options.run_dir)))
+        show(RunStarted(options.plan.config, len(options.ranks), options.threads, str(options.run_dir)))
         for remark in remarks:
             show(Note(remark))
+        farewell.leave_naming()
         train(options, most_restarts, show)
     finally:
         signal.signal(signal.SIGUSR1, before)
         display.close()
+    if not is_heard:
+        return
     end = ended[-1]
     if isinstance(end, Emulated):
         assert options.emulate is not None
@@ -552,13 +578,16 @@ def _way_back(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _failures_as_messages() -> Iterator[None]:
+def _failures_as_messages(farewell: Farewell) -> Iterator[None]:
     from pd_train.launch import Stopped
 
     try:
         yield
     except UserError as error:
-        raise click.ClickException(str(error)) from None
+        failure = click.ClickException(str(error))
+        failure.show()
+        farewell.say(str(error))
+        sys.exit(failure.exit_code)
     except Stopped as error:
         _say_stopped(str(error), error.signum)
     except KeyboardInterrupt:  # Before the workers started, or after they ended.

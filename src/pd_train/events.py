@@ -23,6 +23,7 @@ __all__ = [
     "RunEnded",
     "RunStarted",
     "StageStatus",
+    "WorkersListen",
     "WorkersMet",
     "from_plain",
     "to_plain",
@@ -199,6 +200,11 @@ class Emulated:
 
 
 @dataclass(frozen=True)
+class WorkersListen:
+    """All workers of this program listen; from now on they tell those on other hosts themselves how they end."""
+
+
+@dataclass(frozen=True)
 class WorkersMet:
     """All workers are there and alike; what fails from now on fails while it runs."""
 
@@ -210,7 +216,18 @@ class Note:
     text: str
 
 
-Event = RunStarted | WorkersMet | Progress | PipelineStatus | EpochEnded | RunEnded | Evaluated | Emulated | Note
+Event = (
+    RunStarted
+    | WorkersListen
+    | WorkersMet
+    | Progress
+    | PipelineStatus
+    | EpochEnded
+    | RunEnded
+    | Evaluated
+    | Emulated
+    | Note
+)
 
 _KINDS = {kind.__name__: kind for kind in (Progress, PipelineStatus, EpochEnded, RunEnded, Evaluated, Emulated, Note)}
 

@@ -20,7 +20,7 @@ from pd_format.errors import UserError
 from pd_format.plan import Plan
 from pd_train.control import Bound, Done, Failed, Happened, Peers, WorkerSetup, log_path
 from pd_train.debug_dump import DumpRequests, held_back
-from pd_train.events import Event, Note
+from pd_train.events import Event, Note, WorkersListen
 from pd_train.options import RunOptions
 from pd_train.routing import on_the_host_of, place_of
 
@@ -178,6 +178,7 @@ def _watch(workers: Sequence[_Worker], plan: Plan, show: Callable[[Event], None]
                 if not plan.hosts:
                     addresses[worker.setup.rank] = (what.address, what.port)
                 if len(bound) == len(workers):
+                    show(WorkersListen())
                     for each in workers:
                         with contextlib.suppress(OSError):
                             each.connection.send(Peers(addresses))

@@ -31,7 +31,8 @@ def train(options: RunOptions, most_restarts: int, show: Callable[[Event], None]
         UserError, Stopped: see `pd_train.launch.launch`.
     """
     options = replace(options, first_start=time.time())
-    if options.resume == "yes":
+    leads = 0 in (options.ranks or (0,))
+    if options.resume == "yes" and leads:
         _note_restart(options.run_dir, "--resume")
     restarts = 0
     meeting = _Meeting(show)
@@ -47,7 +48,8 @@ def train(options: RunOptions, most_restarts: int, show: Callable[[Event], None]
             if counts:
                 restarts += 1
                 show(Note(f"{error} Starting again, for the {restarts}. of at most {most_restarts} times."))
-                _note_restart(options.run_dir, str(error))
+                if leads:  # The folder may be shared, and rank 0 counts what stands there.
+                    _note_restart(options.run_dir, str(error))
                 meeting = _Meeting(show)
             options = replace(options, resume="yes" if options.resume == "yes" else "if possible")
 

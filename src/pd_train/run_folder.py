@@ -27,12 +27,12 @@ __all__ = ["clear_logs", "continue_run", "has_checkpoint", "held", "make_run_fol
 
 _MAY_CHANGE = frozenset(
     {"device", "threads", "metric", "target_metric", "target_accuracy", "measure_memory", "keep", "max_restarts",
-     "loader_workers", "hosts", "rank", "key", "insecure", "rendezvous_timeout", "peer_timeout", "stall_timeout",
+     "loader_workers", "hosts", "key", "insecure", "rendezvous_timeout", "peer_timeout", "stall_timeout",
      "debug_dump", "trace_minibatches"}
 )  # fmt: skip
 """Options that a run may go on with others of: none of its numbers depends on them, or no more than on the machine."""
 _TARGETS = frozenset({"metric", "target_metric", "target_accuracy"})
-_OF_ONE_START = frozenset({"plan_path", "run_dir", "resume", "evaluate_only"})
+_OF_ONE_START = frozenset({"plan_path", "run_dir", "resume", "evaluate_only", "rank"})
 
 
 class RunOptionsRecord(Record):
@@ -43,25 +43,27 @@ class RunOptionsRecord(Record):
     options: dict[str, str | int | float | bool | None]
 
 
-def make_run_folder(wanted: Path | None, plan: Plan, alone: bool) -> Path:
+def make_run_folder(wanted: Path | None, plan: Plan, alone: bool, job: str | None = None) -> Path:
     """Make the folder of a new run.
 
     Args:
         wanted: where; None for a folder of runs/.
         plan: of the run.
         alone: whether this program starts all workers. Else several programs may share the folder, so that its name
-            follows from the plan alone and nothing in it is removed.
+            follows from the plan and the job alone and nothing in it is removed.
+        job: names the start by a launcher.
 
     Raises:
         UserError: it holds something already, or cannot be made.
     """
     mark = time.strftime("%Y%m%d-%H%M%S")
     if not alone:
-        mark = hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:8]
+        mark = job or hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:8]
     path = wanted or Path("runs") / f"{plan.model.name}-{mark}"
     try:
         path.mkdir(parents=True, exist_ok=wanted is not None or not alone)
-        found = {each.name for each in path.iterdir()}
+        # What begins with a dot, a program that started with this one is just writing.
+        found = {each.name for each in path.iterdir() if alone or not each.match(".*.tmp")}
         # A run that failed before its first checkpoint left nothing to lose: the same command works again.
         if found - _logs_of(path) - {"plan.json", "options.json", RESTARTS}:
             hint = f" To go on with the run in it: --resume {path}." if "checkpoints" in found else ""

@@ -28,6 +28,8 @@ class Identity(NamedTuple):
     """Where each worker listens, by rank; empty where all are here and ports are free to choose."""
     why: str
     """What was decided, and from what."""
+    job: str | None = None
+    """Names the start by a launcher, alike in all its programs; None where no launcher counts."""
 
 
 class _Launcher(NamedTuple):
@@ -35,19 +37,23 @@ class _Launcher(NamedTuple):
     rank: str
     size: str
     local_size: str
-    job: str
+    job: tuple[str, ...]
+    """What tells one start from another, as far as it goes."""
 
 
-_LAUNCHERS = (
-    _Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "", "SLURM_JOB_ID"),
-    _Launcher(
-        "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "OMPI_MCA_ess_base_jobid",
-    ),
-    _Launcher("PMI", "PMI_RANK", "PMI_SIZE", "", ""),
-    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+_SLURM = _Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "", ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+_OPEN_MPI = _Launcher(
+    "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ("OMPI_MCA_ess_base_jobid",),
 )  # fmt: skip
-_KUBERNETES = "JOB_COMPLETION_INDEX"
+# The process manager of MPICH and its kin; it names no job.
+_PMI = _Launcher("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ("PMI_JOBID",))
+# Without --standalone or --rdzv-id all runs have the same name, and the port tells them apart.
+_TORCHRUN = _Launcher(
+    "torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_PORT")
+)  # fmt: skip
+_LAUNCHERS = (_SLURM, _OPEN_MPI, _PMI, _TORCHRUN)
+_KUBERNETES = _Launcher("Kubernetes", "JOB_COMPLETION_INDEX", "", "", ())
 _FIRST_PORT, _PORTS = 20000, 9000
 
 
@@ -102,7 +108,8 @@ def find_identity(
             f"which worker this is, is contradicted: {'; '.join(says)}, whose host is {known[own].address} by "
             f"{whence}, and this machine has the address of {_workers(here)}. Mend the hosts, or start it there."
         )
-    return Identity((own,), known, f"{_workers((own,))}: {'; '.join(says)}; hosts from {whence}")
+    job = None if found is None else _job_of(found[1], environment)
+    return Identity((own,), known, f"{_workers((own,))}: {'; '.join(says)}; hosts from {whence}", job)
 
 
 def _launched(environment: Mapping[str, str], workers: int, has_hosts: bool) -> tuple[int, _Launcher] | None:
@@ -117,9 +124,12 @@ def _launched(environment: Mapping[str, str], workers: int, has_hosts: bool) -> 
             counted[launcher] = rank
         elif size > 1:
             others.append(f"{launcher.name} has started {size} programs ({launcher.size})")
-    index = _number(environment, _KUBERNETES)
+    index = _number(environment, _KUBERNETES.rank)
     if index is not None and has_hosts and not counted:
-        counted[_Launcher("Kubernetes", _KUBERNETES, "", "", "")] = index
+        counted[_KUBERNETES] = index
+    if _OPEN_MPI in counted or (_PMI in counted and _PMI.local_size in environment):
+        # An mpirun starts a daemon of its own on each node by srun, and Slurm's numbers are the daemons'.
+        counted.pop(_SLURM, None)
     if len(set(counted.values())) > 1:
         says = "; ".join(f"{launcher.name}'s {launcher.rank} says {rank}" for launcher, rank in counted.items())
         raise UserError(f"which worker this is, is contradicted: {says}. Unset what does not belong to this run.")
@@ -138,16 +148,15 @@ def _launched(environment: Mapping[str, str], workers: int, has_hosts: bool) -> 
 def _hosts_of(launcher: _Launcher, environment: Mapping[str, str], workers: int) -> tuple[tuple[Host, ...], str]:
     """Where the workers are, from the launcher itself."""
     # Two jobs on one machine must not meet: ports follow from the job.
-    job = environment.get(launcher.job, "")
-    port = _FIRST_PORT + zlib.crc32(f"{launcher.name} {job}".encode()) % _PORTS
-    if launcher.name == "Slurm":
+    port = _FIRST_PORT + zlib.crc32(_job_of(launcher, environment).encode()) % _PORTS
+    if launcher is _SLURM:
         nodes = expand_nodes(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
         counts = _tasks_per_node(
             environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
         )
         distribution = environment.get("SLURM_DISTRIBUTION", "block").partition(":")[0]
-        if len(nodes) == 1:
-            counts = [workers]
+        if len(nodes) == 1:  # This one, on which nothing needs to leave the machine.
+            return _all_here(port, workers), f"Slurm, which has started all of them on this machine, {nodes[0]}"
         if sum(counts) == workers and len(counts) == len(nodes) and distribution in ("block", ""):
             placed = [
                 Host(address=node, port=port + slot)
@@ -161,12 +170,21 @@ def _hosts_of(launcher: _Launcher, environment: Mapping[str, str], workers: int)
             "--distribution=block, or name the hosts with --hosts."
         )
     if _number(environment, launcher.local_size) == workers:
-        hosts = tuple(Host(address="127.0.0.1", port=port + rank) for rank in range(workers))
-        return hosts, f"{launcher.name}, which has started all of them on this machine"
+        return _all_here(port, workers), f"{launcher.name}, which has started all of them on this machine"
     raise UserError(
         f"{launcher.name} does not say on which hosts its {workers} programs run; name them with --hosts, in the order "
         "of their ranks."
     )
+
+
+def _all_here(port: int, workers: int) -> tuple[Host, ...]:
+    return tuple(Host(address="127.0.0.1", port=port + rank) for rank in range(workers))
+
+
+def _job_of(launcher: _Launcher, environment: Mapping[str, str]) -> str:
+    """`slurm-12.0`: a part of a path, and short enough for people."""
+    given = ".".join(environment[name] for name in launcher.job if environment.get(name))
+    return re.sub(r"[^\w.-]+", "-", f"{launcher.name.lower()}-{given}").rstrip("-")
 
 
 def expand_nodes(text: str) -> list[str]:

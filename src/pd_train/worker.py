@@ -19,6 +19,7 @@ from pd_train.control import Bound, Done, Failed, Launcher, WorkerSetup, log_pat
 from pd_train.debug_dump import WorkerDump
 from pd_train.duties import Company, Duty, Emulating, Training
 from pd_train.events import Event, Note, WorkersMet, from_plain, to_plain
+from pd_train.farewell import patience_s
 from pd_train.forms import plan_problem
 from pd_train.inbox import Inbox, PeerFailedError, PeerLostError, StallError
 from pd_train.keys import Key, read_key
@@ -87,18 +88,6 @@ def _tell_why(setup: WorkerSetup, transport: Transport, error: BaseException) ->
             transport.send(rank, Message("failed", setup.rank, 0, 0, (failed.text, failed.lost)))
 
 
-def _tell_why_early(setup: WorkerSetup, error: BaseException) -> None:
-    """As above, of a worker that never came to listen: workers on other hosts would wait for it."""
-    addresses = {rank: (host.address, host.port) for rank, host in enumerate(setup.options.plan.hosts)}
-    try:
-        transport = Transport(setup.rank, COMMON_MARK, setup.address, key=_key(setup))
-    except UserError:
-        return  # Not even another port is free, or the key is what failed.
-    transport.connect(addresses)
-    _tell_why(setup, transport, error)
-    transport.close(_FAILURE_LINGER_S)
-
-
 def _key(setup: WorkerSetup) -> Key | None:
     """Each worker reads it from the file for itself: nothing that is sent or written holds the secret."""
     return None if setup.options.key is None else read_key(setup.options.key)
@@ -131,13 +120,11 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         transport = Transport(
             setup.rank, COMMON_MARK, setup.address, setup.port, options.peer_timeout, problem, _key(setup), clock.now
         )
-    except Exception as error:
+    except Exception:
         if duty is not None:
             duty.close()
-        if options.plan.hosts:
-            _tell_why_early(setup, error)
         raise
-    linger = 0.0
+    linger, has_met = 0.0, False
     try:
         launcher.tell(Bound(transport.address, transport.port))
         dump.add(transport.standing)
@@ -152,6 +139,7 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         runner = duty.assemble(links, Recorder(clock.now, range(*options.traced)))
         mark = meet(setup, peers, links, transport, duty.fingerprint)
         launcher.tell_event(WorkersMet())
+        has_met = True
         errors = answer_others(links, options.plan.workers) if setup.rank == 0 else align(clock, links)
         dump.phase = "prepares to run"
         dump.add(runner.standing)
@@ -166,7 +154,8 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
     except BaseException as error:
         if transport.is_connected:
             _tell_why(setup, transport, error)
-            linger = _FAILURE_LINGER_S
+            is_first = not has_met and not isinstance(error, PeerFailedError | PeerLostError)
+            linger = patience_s(options.launched) if is_first else _FAILURE_LINGER_S
         raise
     finally:
         transport.close(linger)
