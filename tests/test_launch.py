@@ -105,4 +105,5 @@ def test_a_plan_with_hosts_on_this_machine_trains(tmp_path: Path) -> None:
     plan = a_plan("1-1", data="synthetic:20").model_copy(update={"hosts": hosts})
     launch(options_of(plan, tmp_path / "run"), lambda event: None)
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"checkpoints", "metrics.jsonl", "model.pt", "report.json", "worker-0.log", "worker-1.log"}
+    expected = {"checkpoints", "metrics.jsonl", "model.pt", "report.json", "timing.jsonl"}
+        assert names == {*expected, "worker-0.log", "worker-1.log"}
