@@ -106,4 +106,4 @@ def test_a_plan_with_hosts_on_this_machine_trains(tmp_path: Path) -> None:
     launch(options_of(plan, tmp_path / "run"), lambda event: None)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     expected = {"checkpoints", "metrics.jsonl", "model.pt", "report.json", "timing.jsonl"}
-        assert names == {*expected, "worker-0.log", "worker-1.log"}
+    assert names == {*expected, "worker-0.log", "worker-1.log"}
