@@ -226,10 +226,11 @@ class StageRunner:
     def _train_backward(self, segment: Segment, item: WorkItem) -> None:
         b = item.minibatch
         steady = bool(self._forwards)
-        if steady and b < self._stage.replicas:
-            self._recorder.enter(Part.STEADY)
         with self._recorder.doing(Doing.WAIT_GRADIENTS, b):
             gradients = self._links.receive_answer(segment.number, b)
+        if steady and b < self._stage.replicas:
+            # Only now: the first answer takes as long as the pipeline takes to fill.
+            self._recorder.enter(Part.STEADY)
         version = self._versions.backward(b)
         self._await_version(max(self._versions.complete_before_backward(b), version))
         index = self._sets.set_of(version)

@@ -6,8 +6,9 @@ static order alone:
     F F F F | B F B F B F B F | B B B B
     start-up      steady         drain
 
-In the steady part there are as many forward as backward passes, so its length over their number is the time that the
-pipeline takes for a minibatch of the worker.
+The wait for the first answer, which comes once the pipeline is full, belongs to the start-up. In the steady part there
+are as many forward as backward passes, so its length over their number is the time that the pipeline takes for a
+minibatch of the worker.
 """
 
 from __future__ import annotations
