@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from pd_format.plan import Plan
 from pd_train.breakdown import Bottleneck, Breakdown, StageBreakdown
+from pd_train.options import RunOptions
 
 __all__ = ["Setting", "find_bottleneck"]
 
@@ -48,6 +49,13 @@ class Setting:
     checkpoint_every: int | None = None
     threads: int | None = None
     """Of each worker."""
+    emulated: bool = False
+
+    @classmethod
+    def of(cls, options: RunOptions) -> Setting:
+        """That of a run."""
+        mode, is_emulated = options.mode, options.emulate is not None
+        return cls(mode.sync, mode.flush, options.checkpoint_every, options.threads, is_emulated)
 
 
 def find_bottleneck(plan: Plan, figures: Breakdown, setting: Setting) -> Bottleneck:
@@ -206,6 +214,8 @@ def _sentence(case: str, share: float, plan: Plan, figures: Breakdown, stage: St
 
 
 def _compute_advice(plan: Plan, figures: Breakdown, setting: Setting) -> str:
+    if setting.emulated:
+        return "plan from the profile that is emulated"
     if not plan.hosts and plan.workers > 1:
         threads = "" if setting.threads is None else f" with --threads {setting.threads}"
         return (

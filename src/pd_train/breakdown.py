@@ -75,7 +75,7 @@ class Breakdown:
     """A whole run."""
 
     minibatches: int
-    """Of the epochs that are over."""
+    """Of the epochs that are over; of an emulated run, which has none, all."""
     timed_minibatches: int
     """Of these, those whose passes are timed: all, unless the run was started again."""
     steady_minibatches: int

@@ -10,6 +10,7 @@ from pd_format.plan import Plan
 from pd_format.units import format_bytes
 from pd_train.emulation import Emulation
 from pd_train.events import Emulated
+from pd_train.stage_table import print_stages
 from pd_train.terminal import count_text, open_console, rate_text, seconds_text
 
 if TYPE_CHECKING:
@@ -61,3 +62,4 @@ def print_emulation_table(
     """Print `emulation_table`, on standard output by default."""
     console = open_console(sys.stdout if stream is None else stream, terminal=None)
     console.print(emulation_table(plan, emulation, ended, run_dir))
+    print_stages(ended.performance, console)

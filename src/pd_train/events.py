@@ -8,10 +8,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from pd_train.breakdown import Performance
 from pd_train.emulation import Pace
 
 __all__ = [
     "EMULATION",
+    "OF_LAST_START",
     "Emulated",
     "EpochEnded",
     "EpochMetrics",
@@ -137,9 +141,10 @@ class RunEnded:
     """Training alone, all epochs."""
     epochs: int
     best_accuracy: float | None
-    bytes_sent: int
-    """Payload of all workers, tensors and headers, validation and start-up included."""
-    training_bytes_sent: int
+    bytes_sent: int | None
+    """Payload of all workers, tensors and headers, validation and start-up included; None, as the next one, where
+    nobody counted, since the run broke off."""
+    training_bytes_sent: int | None
     """Of these, what training alone sent: activations, gradients and parameters."""
     minibatches: int
     """Trained on, over all epochs."""
@@ -164,6 +169,22 @@ class RunEnded:
     """Between the checkpoints that it went on from, or its beginning, and going on."""
     refused_messages: int = 0
     """Since the last start, that were of no use to any worker: of another run, damaged, or from a stranger."""
+    performance: Performance | None = None
+    """Where the time went; None where nothing tells."""
+    samples_per_second: float | None = None
+    """Over all epochs; None where there is none."""
+
+
+OF_LAST_START = (
+    "mean_staleness",
+    "most_staleness",
+    "peak_memory_bytes",
+    "refused_messages",
+    "skipped_files",
+    "device",
+    "torch",
+)
+"""Figures of report.json that say nothing of the time before the last start; all others are of the whole run."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +218,8 @@ class Emulated:
     training_bytes_sent: int
     """Of these, activations, gradients and parameters."""
     refused_messages: int
+    performance: Performance | None = None
+    """Where the time went, in model time; None where nothing tells."""
 
 
 @dataclass(frozen=True)
@@ -245,5 +268,8 @@ def from_plain(name: str, fields: dict[str, Any]) -> Event:
         fields = {"stages": tuple(StageStatus(**each) for each in fields["stages"])}
     elif name == Emulated.__name__:
         fields = {**fields, "emulated": Pace(**fields["emulated"])}
+    if name in (RunEnded.__name__, Emulated.__name__):
+        performance = TypeAdapter(Performance | None).validate_python(fields["performance"])
+        fields = {**fields, "performance": performance}
     event: Event = _KINDS[name](**fields)
     return event

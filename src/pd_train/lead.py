@@ -21,13 +21,24 @@ from pd_train.checkpoint.part import START, Position
 from pd_train.checkpoint.progress import RunProgress
 from pd_train.compute import Segment, StageRunner, WorkerStatistics
 from pd_train.emulation import Emulation, pace_of
-from pd_train.events import EMULATION, Emulated, EpochEnded, EpochMetrics, Evaluated, Event, Note, RunEnded
+from pd_train.events import (
+    EMULATION,
+    OF_LAST_START,
+    Emulated,
+    EpochEnded,
+    EpochMetrics,
+    Evaluated,
+    Event,
+    Note,
+    RunEnded,
+)
 from pd_train.inbox import Inbox
 from pd_train.loss_scale import LossScale
 from pd_train.measured import Measure
 from pd_train.metrics import METRICS, perplexity_of
 from pd_train.optimizers import learning_rate
 from pd_train.options import RESTARTS, RunOptions, recorded
+from pd_train.report import rate_of
 from pd_train.scores import Result, ScoreBoard
 from pd_train.transport import Transport
 from pd_train.watch import Watch
@@ -190,6 +201,7 @@ class Lead:
             bytes_sent=sum(one.sent_bytes for one in everyone),
             training_bytes_sent=sum(one.training_bytes for one in everyone),
             refused_messages=sum(one.refused for one in everyone),
+            performance=self._watch.performance((), None),
         )
         self._report(ended, everyone)
 
@@ -318,6 +330,7 @@ class Lead:
         everyone = self._gather(parts)
         staleness = sum((Counter(one.staleness) for one in everyone), Counter[int]())
         write_model(self._options.run_dir / "model.pt", join_state(state_names, parts))
+        peaks = _peaks(self._options.plan, everyone)
         ended = RunEnded(
             reached_target=reached,
             seconds=sum(one.seconds for one in self._epochs),
@@ -333,7 +346,9 @@ class Lead:
             restarts=_lines(self._options.run_dir / RESTARTS),
             lost_seconds=self._lost_seconds,
             refused_messages=sum(one.refused for one in everyone),
-            peak_memory_bytes=_peaks(self._options.plan, everyone),
+            peak_memory_bytes=peaks,
+            performance=self._watch.performance(self._epochs, peaks),
+            samples_per_second=rate_of(self._epochs),
             skipped_updates=None if self._loss_scale is None else self._skipped_updates,
             skipped_by_stage=None if self._loss_scale is None else tuple(self._skipped_by_stage),
             loss_scale=None if self._loss_scale is None else self._loss_scale.value,
@@ -351,6 +366,7 @@ class Lead:
             "device": self._device,
             "torch": torch.__version__,
         }
+        report["of_last_start"] = [name for name in OF_LAST_START if name in report]
         write_text(self._options.run_dir / "report.json", json.dumps(report, indent=2) + "\n", make_folder=False)
         if skipped:
             self._tell(Note(f"files that others stood in for: {len(skipped)}; report.json lists them"))

@@ -19,7 +19,7 @@ from pd_train.events import EpochMetrics
 from pd_train.metrics import METRICS
 from pd_train.timing import Doing, Part, Transfers, WorkerTiming
 
-__all__ = ["break_down", "performance_of", "time_to_target"]
+__all__ = ["break_down", "performance_of", "rate_of", "time_to_target"]
 
 
 def performance_of(
@@ -69,8 +69,8 @@ def break_down(
         )
         for stage in plan.stages
     )
-    minibatches = sum(one.minibatches for one in epochs)
     timed = sum(workers[rank].minibatches for rank in plan.stages[0].workers)
+    minibatches = sum(one.minibatches for one in epochs) or timed
     steady = sum(stage.steady_minibatches for stage in stages)
     length = sum(stage.steady_seconds or 0.0 for stage in stages)
     measured = 1e3 * length / steady if steady else None
@@ -88,7 +88,7 @@ def break_down(
         minibatch_ms=measured,
         predicted_minibatch_ms=predicted,
         difference=_difference(measured, predicted),
-        overall_minibatch_ms=1e3 * seconds / minibatches / time_scale if minibatches else None,
+        overall_minibatch_ms=1e3 * seconds / minibatches / time_scale if minibatches and seconds else None,
         start_up_and_drain_idle=idle / training if training > 0 else None,
         cut_bytes_per_minibatch=cut,
         sync_bytes_per_minibatch=sync,
@@ -106,10 +106,15 @@ def time_to_target(epochs: Sequence[EpochMetrics], metric: str, target: float) -
         passed.append(epoch)
         if epoch.metric == metric and METRICS[metric].is_reached(epoch.judged, target):
             seconds = sum(one.seconds for one in passed)
-            samples = sum(one.seconds * one.samples_per_second for one in passed)
-            rate = samples / seconds if seconds > 0 else None
-            return TimeToTarget(metric, target, len(passed), seconds, samples / len(passed), rate)
+            rate = rate_of(passed)
+            return TimeToTarget(metric, target, len(passed), seconds, (rate or 0.0) * seconds / len(passed), rate)
     return TimeToTarget(metric, target, None, None, None, None)
+
+
+def rate_of(epochs: Sequence[EpochMetrics]) -> float | None:
+    """Samples a second of training, over all of the epochs."""
+    seconds = sum(one.seconds for one in epochs)
+    return sum(one.seconds * one.samples_per_second for one in epochs) / seconds if seconds > 0 else None
 
 
 def _stage(stage: Stage, workers: Sequence[WorkerTiming], peak: int | None, time_scale: float) -> StageBreakdown:

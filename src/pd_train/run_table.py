@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from pd_format.plan import Plan
-from pd_format.units import format_bytes
+from pd_format.units import format_bytes, format_ms
+from pd_train.breakdown import Breakdown, TimeToTarget
 from pd_train.events import EpochMetrics, Evaluated, RunEnded
+from pd_train.report import rate_of
+from pd_train.stage_table import print_stages
 from pd_train.terminal import (
     UNKNOWN,
     count_text,
+    difference_text,
     loss_text,
     open_console,
     percent_text,
@@ -33,6 +37,7 @@ def run_table(
     epochs: Sequence[EpochMetrics],
     run_dir: Path,
     target: float | None = None,
+    state: str | None = None,
 ) -> Table:
     """The figures of a whole run, for its end.
 
@@ -42,6 +47,7 @@ def run_table(
         epochs: metrics of each epoch.
         run_dir: where the run's files are.
         target: value of the run's metric, or None where none was asked for.
+        state: of a run that is not at its end.
     """
     from rich.table import Table
 
@@ -50,16 +56,21 @@ def run_table(
     table.add_column(overflow="fold")
     stages, workers = count_text(len(plan.stages), "stage"), count_text(plan.workers, "worker")
     table.add_row("plan", f"{plan.config} ({stages}, {workers})")
+    if state is not None:
+        table.add_row("state", state)
     best = ended.best_accuracy if ended.metric == "accuracy" else ended.best_metric
     table.add_row(f"best validation {ended.metric}", value_text(ended.metric, best))
+    performance = ended.performance
     if target is not None:
-        reached = f"reached in {seconds_text(ended.seconds)}, {count_text(ended.epochs, 'epoch')}"
-        table.add_row(f"target {value_text(ended.metric, target)}", reached if ended.reached_target else "not reached")
+        there = None if performance is None else performance.target
+        table.add_row(f"target {value_text(ended.metric, target)}", _target_text(ended, there))
     table.add_row("training time", f"{seconds_text(ended.seconds)}, {count_text(ended.epochs, 'epoch')}")
-    seconds = sum(metrics.seconds for metrics in epochs)
-    samples = sum(metrics.seconds * metrics.samples_per_second for metrics in epochs)
-    table.add_row("throughput", rate_text(samples / seconds if seconds > 0 else None))
-    sent = ended.training_bytes_sent / ended.minibatches if ended.minibatches else None
+    rate = rate_of(epochs) if ended.samples_per_second is None else ended.samples_per_second
+    table.add_row("throughput", rate_text(rate))
+    if performance is not None:
+        for row in _pace_rows(performance.breakdown):
+            table.add_row(*row)
+    sent = _sent_per_minibatch(ended)
     table.add_row("sent a minibatch", UNKNOWN if sent is None else f"{format_bytes(sent)}, all workers together")
     baseline = plan.predicted.data_parallel_bytes_per_minibatch
     text = f"{format_bytes(baseline)} on {count_text(plan.machines, 'machine')}"
@@ -84,6 +95,41 @@ def run_table(
     return table
 
 
+def _target_text(ended: RunEnded, there: TimeToTarget | None) -> str:
+    if there is None or there.epochs is None or there.seconds is None or there.samples_per_epoch is None:
+        reached = f"reached in {seconds_text(ended.seconds)}, {count_text(ended.epochs, 'epoch')}"
+        return reached if ended.reached_target else "not reached"
+    return (
+        f"reached in {seconds_text(there.seconds)}: {count_text(there.epochs, 'epoch')} of "
+        f"{there.samples_per_epoch:,.0f} samples at {rate_text(there.samples_per_second)}"
+    )
+
+
+def _pace_rows(figures: Breakdown) -> Iterator[tuple[str, str]]:
+    """The time of a minibatch as measured and as planned."""
+    text = UNKNOWN
+    if figures.minibatch_ms is not None:
+        text = f"{format_ms(figures.minibatch_ms)} in the steady state"
+    planned = UNKNOWN if figures.predicted_minibatch_ms is None else format_ms(figures.predicted_minibatch_ms)
+    yield "a minibatch, measured", text
+    yield "a minibatch, planned", f"{planned}; measured is {difference_text(figures.difference)}"
+    if figures.overall_minibatch_ms is not None:
+        yield "all included", f"{format_ms(figures.overall_minibatch_ms)}, start-up and drain too"
+    if figures.timed_minibatches < figures.minibatches:
+        yield "timed", f"{figures.timed_minibatches} of {figures.minibatches} minibatches"
+
+
+def _sent_per_minibatch(ended: RunEnded) -> float | None:
+    """Bytes; of a run that broke off, what its workers received."""
+    if ended.training_bytes_sent is not None and ended.minibatches:
+        return ended.training_bytes_sent / ended.minibatches
+    if ended.performance is None:
+        return None
+    figures = ended.performance.breakdown
+    cut, sync = figures.cut_bytes_per_minibatch, figures.sync_bytes_per_minibatch
+    return None if cut is None or sync is None else cut + sync
+
+
 def print_run_table(
     plan: Plan,
     ended: RunEnded,
@@ -91,10 +137,12 @@ def print_run_table(
     run_dir: Path,
     target: float | None = None,
     stream: TextIO | None = None,
+    state: str | None = None,
 ) -> None:
-    """Print `run_table`, on standard output by default."""
+    """Print `run_table`, and what its stages did, on standard output by default."""
     console = open_console(sys.stdout if stream is None else stream, terminal=None)
-    console.print(run_table(plan, ended, epochs, run_dir, target))
+    console.print(run_table(plan, ended, epochs, run_dir, target, state))
+    print_stages(ended.performance, console)
 
 
 def evaluation_table(plan: Plan, ended: Evaluated, weights: str, run_dir: Path) -> Table:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 __all__ = [
     "UNKNOWN",
     "count_text",
+    "difference_text",
     "duration_text",
     "loss_text",
     "open_console",
@@ -55,6 +56,14 @@ def value_text(metric: str, value: float | None) -> str:
 
 def percent_text(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.2%}".replace("%", " %")
+
+
+def difference_text(difference: float | None) -> str:
+    """`12 % more`, `3 % less`, `equal`: of one figure over another, less 1."""
+    if difference is None:
+        return UNKNOWN
+    per_cent = round(100 * difference)
+    return f"{abs(per_cent)} % {'more' if per_cent > 0 else 'less'}" if per_cent else "equal"
 
 
 def duration_text(seconds: float | None) -> str:

@@ -9,28 +9,29 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 import torch
 from torch import Tensor
 
 from pd_format.jsonfile import write_text
+from pd_train.bottleneck import Setting
+from pd_train.breakdown import Performance
 from pd_train.compute import StageRunner
-from pd_train.events import Event
+from pd_train.events import EpochMetrics, Event
 from pd_train.inbox import Inbox
 from pd_train.links import Links
 from pd_train.options import RunOptions
 from pd_train.pulse import PULSE_EVERY_S, Pulse, PulseBoard
 from pd_train.recorder import ROW
+from pd_train.report import performance_of
 from pd_train.timing import WorkerTiming
+from pd_train.timing_file import TIMING, lines_before, timing_line, timings_of
 from pd_train.trace import trace_of
 from pd_train.wire import Message
 
-__all__ = ["TIMING", "Watch", "report_to_rank_0"]
-
-TIMING = "timing.jsonl"
-"""In a run's folder: an object an epoch, `{epoch, workers}`, with a `WorkerTiming` of each worker by rank."""
+__all__ = ["Watch", "report_to_rank_0"]
 
 
 class Watch:
@@ -52,6 +53,7 @@ class Watch:
         clock_errors: Mapping[int, float],
         tell: Callable[[Event], None],
     ) -> None:
+        self._options = options
         self._plan = options.plan
         self._run_dir = options.run_dir
         self._inbox = inbox
@@ -73,7 +75,7 @@ class Watch:
         """The run begins with this epoch: of earlier ones the file knows."""
         file = self._run_dir / TIMING
         kept = file.read_text().splitlines() if epoch and file.exists() else []
-        self._lines = [line for line in kept if json.loads(line)["epoch"] < epoch]
+        self._lines = lines_before(kept, epoch)
 
     def count_segment(self) -> None:
         """Another training segment has been run."""
@@ -85,13 +87,26 @@ class Watch:
             lambda: min(self._told) == self._segments,
             lambda: f"worker {self._told.index(min(self._told))} to tell where its time went",
         )
-        workers = [timing.plain() for timing in self._sums]
-        self._lines.append(json.dumps({"epoch": epoch, "workers": workers}))
+        self._lines.append(timing_line(self._plan, epoch, self._sums))
         self._sums = [WorkerTiming() for _ in self._sums]
         write_text(self._run_dir / TIMING, "".join(line + "\n" for line in self._lines), make_folder=False)
         if any(len(rows) for rows in self._rows):
             trace = trace_of(self._plan, self._rows, self._clock_errors)
             write_text(self._run_dir / "trace.json", json.dumps(trace), make_folder=False)
+
+    def performance(self, epochs: Sequence[EpochMetrics], peaks: Sequence[int] | None) -> Performance:
+        """What the epochs so far say of the run; `peaks` are bytes of each stage's fullest worker, where counted."""
+        options = self._options
+        return performance_of(
+            self._plan,
+            epochs,
+            timings_of(self._lines, self._plan),
+            Setting.of(options),
+            options.metric,
+            options.target_metric,
+            peaks,
+            1.0 if options.emulate is None else options.emulate.time_scale,
+        )
 
     def _take_pulse(self, rank: int, pulse: Pulse) -> None:
         self._board.take(rank, pulse)

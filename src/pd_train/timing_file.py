@@ -1,0 +1,54 @@
+"""timing.jsonl: an object an epoch, with what each worker did with its time; it outlives restarts of the run.
+
+    {"epoch": 0, "config": "2-1", "first_layers": ["0", "7"], "workers": [{...}, {...}, {...}]}
+
+A run may go on by another plan, whose stages are other ones: each line names the plan's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pd_format.plan import Plan
+from pd_train.timing import WorkerTiming
+
+__all__ = ["TIMING", "lines_before", "timing_line", "timings_of"]
+
+TIMING = "timing.jsonl"
+"""In a run's folder."""
+
+
+def timing_line(plan: Plan, epoch: int, workers: Sequence[WorkerTiming]) -> str:
+    """The line of an epoch; one timing a worker, by rank."""
+    return json.dumps({"epoch": epoch, **_mark(plan), "workers": [timing.plain() for timing in workers]})
+
+
+def lines_before(lines: Iterable[str], epoch: int) -> list[str]:
+    """Those of epochs before this one."""
+    return [line for line in lines if json.loads(line)["epoch"] < epoch]
+
+
+def timings_of(lines: Iterable[str], plan: Plan) -> list[list[WorkerTiming]]:
+    """The timings of each epoch that this plan's stages were followed in.
+
+    Raises:
+        ValueError: a line is something else.
+    """
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            one = json.loads(line)
+            is_ours = {name: one[name] for name in _mark(plan)} == _mark(plan)
+            if is_ours:
+                found.append([WorkerTiming.from_plain(plain) for plain in one["workers"]])
+            if is_ours and len(found[-1]) != plan.workers:
+                raise ValueError(f"{len(found[-1])} workers, where the plan has {plan.workers}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"line {number}: {error}") from None
+    return found
+
+
+def _mark(plan: Plan) -> dict[str, Any]:
+    return {"config": plan.config, "first_layers": [stage.first_layer for stage in plan.stages]}
