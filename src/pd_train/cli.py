@@ -268,6 +268,12 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Send everything over the network in the open, to and from anyone who knows how: only where you trust all "
     "that is on it. Of no effect with --key.",
 )
+@click.option(
+    "--measure-network",
+    is_flag=True,
+    help="Do not train: send over the plan's own links for some seconds, each alone and all at once, and print what "
+    "they carry beside the plan's figure. On every host, as a run.",
+)
 @click.option("--rank", type=int, help="Which worker this program is.  [default: a launcher or the addresses tell]")
 @click.option(
     "--rendezvous-timeout",
@@ -315,6 +321,10 @@ def main(**given: Any) -> None:
         check_evaluation(given["init_from"])
     farewell = Farewell()
     with _failures_as_messages(farewell):
+        if given.pop("measure_network"):
+            from pd_train.network_run import measure_network
+
+            return measure_network(given, _typed(click.get_current_context()) - {"measure_network"}, farewell)
         emulate, time_scale = given.pop("emulate"), given.pop("time_scale")
         if emulate is not None:
             refuse_options(_typed(click.get_current_context()), given["sync"])

@@ -29,7 +29,7 @@ from pd_train.routing import Place
 from pd_train.transport import Transport
 from pd_train.watch import Watch, report_to_rank_0
 
-__all__ = ["Company", "Duty", "Emulating", "Training"]
+__all__ = ["Company", "Duty", "Emulating", "Stands", "Training"]
 
 
 class Company(NamedTuple):
@@ -46,13 +46,21 @@ class Company(NamedTuple):
     """Rank 0's way to everyone who watches."""
 
 
+class Stands(Protocol):
+    """What can say where it stands."""
+
+    def standing(self) -> list[str]:
+        """For people; may be called from any thread."""
+        ...
+
+
 class Duty(Protocol):
     """Its constructor does what needs nobody else, and may take long."""
 
     fingerprint: str
     """Of the model."""
 
-    def assemble(self, links: Links, recorder: Recorder) -> StageRunner:
+    def assemble(self, links: Links, recorder: Recorder) -> Stands:
         """Put the stage together; called once, before the workers meet."""
         ...
 

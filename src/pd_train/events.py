@@ -21,6 +21,8 @@ __all__ = [
     "EpochMetrics",
     "Evaluated",
     "Event",
+    "LinkFigures",
+    "NetworkMeasured",
     "Note",
     "PipelineStatus",
     "Progress",
@@ -223,6 +225,29 @@ class Emulated:
 
 
 @dataclass(frozen=True)
+class LinkFigures:
+    """One link of a plan, one way."""
+
+    sender: int
+    receiver: int
+    what: str
+    """That it carries in a run."""
+    message_bytes: int
+    alone_bps: float
+    at_once_bps: float
+    """While all other links were in use."""
+    latency_ms: float
+    """Half of the way there and back."""
+
+
+@dataclass(frozen=True)
+class NetworkMeasured:
+    """All links of the plan have been measured."""
+
+    links: tuple[LinkFigures, ...]
+
+
+@dataclass(frozen=True)
 class WorkersListen:
     """All workers of this program listen; from now on they tell those on other hosts themselves how they end."""
 
@@ -249,10 +274,14 @@ Event = (
     | RunEnded
     | Evaluated
     | Emulated
+    | NetworkMeasured
     | Note
 )
 
-_KINDS = {kind.__name__: kind for kind in (Progress, PipelineStatus, EpochEnded, RunEnded, Evaluated, Emulated, Note)}
+_KINDS = {
+    kind.__name__: kind
+    for kind in (Progress, PipelineStatus, EpochEnded, RunEnded, Evaluated, Emulated, NetworkMeasured, Note)
+}
 
 
 def to_plain(event: Event) -> tuple[str, dict[str, Any]]:
@@ -268,6 +297,8 @@ def from_plain(name: str, fields: dict[str, Any]) -> Event:
         fields = {"stages": tuple(StageStatus(**each) for each in fields["stages"])}
     elif name == Emulated.__name__:
         fields = {**fields, "emulated": Pace(**fields["emulated"])}
+    elif name == NetworkMeasured.__name__:
+        fields = {"links": tuple(LinkFigures(**each) for each in fields["links"])}
     if name in (RunEnded.__name__, Emulated.__name__):
         performance = TypeAdapter(Performance | None).validate_python(fields["performance"])
         fields = {**fields, "performance": performance}

@@ -115,7 +115,11 @@ def meet(
         torch=torch.__version__,
         plan=hashlib.sha256(plan.model_dump_json(exclude={"hosts"}).encode()).hexdigest(),
         fingerprint=fingerprint,
-        options={**compared, "going on from a checkpoint": options.resume != "no"},
+        options={
+            **compared,
+            "going on from a checkpoint": options.resume != "no",
+            "measuring the network": options.measure_network,
+        },
     )
     addresses = {rank: f"{address}:{port}" for rank, (address, port) in sorted(peers.items())}
     return Meeting(links, about, addresses, options.rendezvous_timeout, links.inbox.notice, transport).run()

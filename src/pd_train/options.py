@@ -109,6 +109,8 @@ class RunOptions:
     """The minibatches of the run, from the first to before the second, whose passes go into trace.json."""
     emulate: Emulation | None = None
     """What passes wait for instead of computing."""
+    measure_network: bool = False
+    """Nothing is trained: the links of the plan are measured."""
     launched: bool = False
     """Whether a launcher has started the programs of all hosts at once."""
     debug_dump: bool = True

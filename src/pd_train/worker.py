@@ -25,6 +25,7 @@ from pd_train.inbox import Inbox, PeerFailedError, PeerLostError, StallError
 from pd_train.keys import Key, read_key
 from pd_train.links import Links
 from pd_train.meeting import COMMON_MARK, meet
+from pd_train.network_check import MeasuringNetwork, network_problem
 from pd_train.recorder import Recorder
 from pd_train.routing import Place, place_of
 from pd_train.transport import Transport
@@ -111,11 +112,14 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
     torch.set_num_threads(options.threads)
     duty: Duty | None = None
     try:
-        if options.emulate is not None:
+        problem = partial(plan_problem, options.plan, place)
+        if options.measure_network:
+            duty = MeasuringNetwork(setup)
+            problem = partial(network_problem, options.plan, place)
+        elif options.emulate is not None:
             duty = Emulating(setup, options.emulate, dump)
         else:
             duty = Training(setup, place, launcher, dump)
-        problem = partial(plan_problem, options.plan, place)
         clock = Clock()
         transport = Transport(
             setup.rank, COMMON_MARK, setup.address, setup.port, options.peer_timeout, problem, _key(setup), clock.now

@@ -1,0 +1,97 @@
+"""`pd-train --measure-network`: starts the workers of a plan to measure the links between them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pd_format.errors import UserError
+from pd_format.plan import read_plan
+from pd_train.check import check_network
+from pd_train.farewell import Farewell
+from pd_train.host import is_here
+from pd_train.options import RunOptions
+from pd_train.whoami import find_identity
+
+__all__ = ["measure_network"]
+
+_TAKEN = frozenset(
+    {"plan_path", "hosts", "rank", "key", "insecure", "rendezvous_timeout", "peer_timeout", "stall_timeout",
+     "debug_dump"}
+)  # fmt: skip
+
+
+def measure_network(given: Mapping[str, Any], typed: set[str], farewell: Farewell) -> None:
+    """Measure the links of a plan.
+
+    Args:
+        given: the command's options.
+        typed: those on the command line.
+        farewell: says goodbye to other hosts.
+
+    Raises:
+        UserError: an option means nothing here, or the workers cannot be started as for a run.
+    """
+    for name in sorted(typed - _TAKEN):
+        raise UserError(f"--{name.replace('_', '-')} means nothing with --measure-network, which trains nothing.")
+    path: Path = given["plan_path"]
+    if not path.exists():
+        raise UserError(f"--plan {path}: there is no such file; make one with pd-plan, or name another.")
+    plan = read_plan(path)
+    if plan.workers == 1:
+        raise UserError(f"--plan {path}: has one worker, and no link to measure.")
+    identity = find_identity(plan, given["rank"], given["hosts"], os.environ, is_here)
+    plan = plan.model_copy(update={"hosts": identity.hosts})
+    key = None if given["key"] is None else Path(given["key"])
+    check_network(plan, given["insecure"], has_key=key is not None)
+    if key is not None:
+        from pd_train.keys import read_key
+
+        read_key(key)
+    farewell.prepare(plan, identity.ranks, identity.job is not None, key)
+    folder = Path(tempfile.mkdtemp(prefix="pd-train-network-"))
+    _launch(
+        RunOptions(
+            plan=plan,
+            run_dir=folder,
+            data=plan.data,
+            epochs=1,
+            threads=1,
+            ranks=identity.ranks,
+            key=key,
+            measure_network=True,
+            launched=identity.job is not None,
+            rendezvous_timeout=given["rendezvous_timeout"],
+            peer_timeout=given["peer_timeout"],
+            stall_timeout=given["stall_timeout"],
+            debug_dump=given["debug_dump"],
+        ),
+        identity.why,
+        is_heard=identity.job is None or 0 in identity.ranks,
+        farewell=farewell,
+    )
+    shutil.rmtree(folder, ignore_errors=True)  # A failure's message names the logs in it, so it stays then.
+
+
+def _launch(options: RunOptions, why: str, is_heard: bool, farewell: Farewell) -> None:
+    from pd_train.events import Event, NetworkMeasured, Note, WorkersListen
+    from pd_train.launch import launch
+    from pd_train.network_table import print_network_table
+
+    def show(event: Event) -> None:
+        if isinstance(event, WorkersListen):
+            farewell.forget()
+        elif isinstance(event, Note):
+            click.echo(event.text)
+        elif isinstance(event, NetworkMeasured) and is_heard:
+            print_network_table(options.plan, event)
+
+    click.echo(why)
+    farewell.leave_naming()
+    launch(options, show)
