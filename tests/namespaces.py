@@ -49,6 +49,10 @@ class Network:
         """The command that runs another one on a host."""
         return ["ip", "netns", "exec", f"{self._name}h{host}", *command]
 
+    def add_address(self, host: int, address: str) -> None:
+        """Give a host one more address, which the others can reach where it is of their network."""
+        _ip("-n", f"{self._name}h{host}", "addr", "add", f"{address}/24", "dev", "eth0")
+
     def cut(self, host: int) -> None:
         """Take a host's link down."""
         _ip("-n", self._switch, "link", "set", f"port{host}", "down")
@@ -56,6 +60,12 @@ class Network:
     def mend(self, host: int) -> None:
         """Bring it up again."""
         _ip("-n", self._switch, "link", "set", f"port{host}", "up")
+
+    def disturb(self, host: int, *how: str) -> str | None:
+        """Delay and lose what a host sends, in tc netem's words; returns what is wrong where the kernel cannot."""
+        command = ["tc", "-n", f"{self._name}h{host}", "qdisc", "add", "dev", "eth0", "root", "netem", *how]
+        tried = subprocess.run(command, capture_output=True, text=True)
+        return tried.stderr.strip() if tried.returncode else None
 
     @property
     def _switch(self) -> str:

@@ -6,8 +6,10 @@ and says `round 1` and so on.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
+import time
 from collections.abc import Callable
 
 import zmq
@@ -89,7 +91,8 @@ def ask(address: str, port: int, way: str, public: bytes, messages: list[list[by
 def throw(address: str, port: int, content: bytes) -> socket.socket:
     """Connect, send this and leave the connection open."""
     stream = socket.create_connection((address, port))
-    stream.sendall(content)
+    with contextlib.suppress(ConnectionError):  # It may be closed before all of it is sent.
+        stream.sendall(content)
     return stream
 
 
@@ -97,7 +100,11 @@ def main() -> None:
     address, port, public = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
     tried = 0
     while True:
-        held = [throw(address, port, content) for content in GARBAGE.values() for _ in range(5)]
+        try:
+            held = [throw(address, port, content) for content in GARBAGE.values() for _ in range(5)]
+        except ConnectionRefusedError:  # Not there yet, or not any more.
+            time.sleep(0.1)
+            continue
         for way in WAYS:
             ended, received = ask(address, port, way, public, [[b"junk"], [b"more", b"junk"]])
             if "SUCCEEDED" in ended or received:

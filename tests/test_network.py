@@ -18,7 +18,7 @@ pytestmark = needs_namespaces
 
 OPTIONS = (
     "--epochs", "2", "--optimizer", "sgd", "--lr", "0.05", "--weight-decay", "0.001", "--lr-schedule", "cosine",
-    "--seed", "7", "--threads", "1", "--insecure",
+    "--seed", "7", "--threads", "1",
 )  # fmt: skip
 
 
@@ -28,17 +28,20 @@ def network() -> Network:
         yield built
 
 
-def write_plan(folder: Path, network: Network) -> Path:
-    options = options_of(folder, "2-1-1")
-    (folder / "hosts").write_text("".join(f"{address}\n" for address in network.addresses))
-    hosts = place_workers(read_hosts(str(folder / "hosts")), 4)
+def write_plan(folder: Path, network: Network, config: str = "2-1-1") -> Path:
+    options = options_of(folder, config)
+    workers = options.plan.workers
+    (folder / "hosts").write_text("".join(f"{address}\n" for address in network.addresses[:workers]))
+    hosts = place_workers(read_hosts(str(folder / "hosts")), workers)
     write_record(folder / "plan.json", options.plan.model_copy(update={"hosts": hosts}))
     return folder / "plan.json"
 
 
-def start(network: Network, host: int, plan: Path, run_dir: Path, *more: str) -> subprocess.Popen[str]:
+def start(
+    network: Network, host: int, plan: Path, run_dir: Path, *more: str, trust: tuple[str, ...] = ("--insecure",)
+) -> subprocess.Popen[str]:
     code = "from pd_train.cli import main; main()"
-    command = [sys.executable, "-c", code, "--plan", str(plan), "--run-dir", str(run_dir), *OPTIONS, *more]
+    command = [sys.executable, "-c", code, "--plan", str(plan), "--run-dir", str(run_dir), *OPTIONS, *trust, *more]
     return subprocess.Popen(
         network.command(host, command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=plans.HERE
     )

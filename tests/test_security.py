@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import resource
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,16 +20,19 @@ import zmq.auth
 from click.testing import CliRunner
 
 import strangers
+from namespaces import needs_namespaces, network_of
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
-from pd_format.plan import Host
+from pd_format.plan import Host, read_plan
 from pd_train import handshakes, transport
 from pd_train.admission import GREETING
 from pd_train.cli import main
+from pd_train.host import allow_open_files
 from pd_train.keys import Key, answer_zap, make_key, read_key
 from pd_train.transport import PeerLost, Transport
 from pd_train.wire import Message, encode
-from test_checkpoint import options_of
+from test_checkpoint import assert_same, options_of, run
+from test_network import end, start, write_plan
 
 RUN = "run-1"
 
@@ -191,7 +198,7 @@ def test_the_longest_frame_passes_with_a_key_too(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("way", strangers.WAYS)
-def test_strangers_get_nothing_and_disturb_nothing(way: str) -> None:
+def test_strangers_get_nothing_and_disturb_nothing(way: str, caplog: pytest.LogCaptureFixture) -> None:
     key = new_key()
     with workers_with(key, key) as (a, b):
         ended, received = strangers.ask("127.0.0.1", b.port, way, key.public, plausible())
@@ -200,6 +207,8 @@ def test_strangers_get_nothing_and_disturb_nothing(way: str) -> None:
         exchange(a, b)
         assert a.receive() is b.receive() is None
         assert b.refused == 0  # No message came as far as to be refused.
+    assert ("127.0.0.1 holds another key" in caplog.text) == (way == "other pair")
+    assert ("one side uses a key, and the other does not" in caplog.text) == (way in ("open", "password"))
 
 
 def test_one_who_holds_the_key_would_have_got_in() -> None:
@@ -222,6 +231,18 @@ def test_garbage_and_connections_left_half_way_disturb_nothing() -> None:
         exchange(a, b)
         assert (a.refused, b.refused) == (0, 0)
         assert "connections that came to nothing: 0" not in b.standing()
+
+
+def test_more_connections_than_files_are_usually_allowed() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (500, before[1]))
+        allow_open_files(600)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (600, before[1])
+        allow_open_files(550)  # Never fewer.
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (600, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_handshake_that_is_not_finished_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +309,61 @@ def test_another_program_at_a_workers_port_is_named() -> None:
         a.close()
 
 
+@needs_namespaces
+def test_a_host_without_the_key_gets_nothing_from_a_run_and_disturbs_nothing(key_file: Path, tmp_path: Path) -> None:
+    """It tries from before the second worker is there until after the run; the run's bits are those of a quiet one."""
+    key = read_key(key_file)
+    trust = ("--key", str(key_file))
+    with network_of(3) as network, contextlib.ExitStack() as stack:
+        network.add_address(0, "10.77.0.100")
+        plan = write_plan(tmp_path, network, "1-1")
+        first = start(network, 0, plan, tmp_path / "host-0", trust=trust)
+        stack.callback(first.kill)
+        port = read_plan(plan).hosts[0].port
+        command = [sys.executable, strangers.__file__, network.addresses[0], str(port), key.public.decode()]
+        stranger = subprocess.Popen(network.command(2, command), stdout=subprocess.PIPE, text=True)
+        stack.callback(stranger.communicate)
+        stack.callback(stranger.kill)
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "round 1\n"
+        for address, listens in ((network.addresses[0], True), ("10.77.0.100", False), ("127.0.0.1", False)):
+            tried = subprocess.run(
+                network.command(0, [sys.executable, "-c", CONNECT, address, str(port)]), stderr=subprocess.DEVNULL
+            )
+            assert (tried.returncode == 0) == listens, address
+        second = start(network, 1, plan, tmp_path / "host-1", trust=trust)
+        seen = all_that_processes_show()
+        assert str(key_file).encode() in seen
+        assert key.secret not in seen
+        for code, output, errors in end([first, second]):
+            assert code == 0, output + errors
+            assert key.secret.decode() not in output + errors
+        stranger.kill()
+        said = stranger.stdout.read().splitlines()
+    assert all(line.startswith("round ") for line in said), said
+    run(options_of(tmp_path / "local", "1-1", checkpoint_every=None))
+    assert_same(tmp_path / "host-0", tmp_path / "local")
+    assert json.loads((tmp_path / "host-0/report.json").read_text())["refused_messages"] == 0
+    log = (tmp_path / "host-0/worker-0.log").read_text()
+    assert "refused connection 1 " in log
+    assert log.count("refused connection") < 20
+    for path in [*tmp_path.glob("host-*/**/*")]:
+        assert path.is_dir() or key.secret not in path.read_bytes(), path
+
+
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)"
+
+
+def all_that_processes_show() -> bytes:
+    """Arguments and environments of all processes of this machine."""
+    shown = bytearray()
+    for path in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):
+                shown += (path / name).read_bytes()
+    return bytes(shown)
+
+
 class TestCommand:
     def test_a_key_is_made_without_a_plan(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -299,14 +375,18 @@ class TestCommand:
         assert again.exit_code == 1
         assert "there is such a file already" in again.output
 
-    def test_a_key_that_is_no_good_is_refused_before_anything_starts(self, key_file: Path) -> None:
+    def test_a_key_that_is_no_good_is_refused_before_anything_starts(
+        self, key_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         folder = key_file.parent
+        monkeypatch.chdir(folder)
         write_record(folder / "plan.json", options_of(folder, "1-1").plan)
         key_file.chmod(0o644)
-        command = ["--plan", str(folder / "plan.json"), "--run-dir", str(folder / "run"), "--key", str(key_file)]
+        command = ["--plan", str(folder / "plan.json"), "--run-dir", str(folder / "run"), "--key", "job.key"]
         result = CliRunner().invoke(main, command)
         assert result.exit_code == 1
-        assert "chmod 600" in result.output
+        # The whole path is what a run keeps: it may go on from another folder.
+        assert f"chmod 600 {key_file}" in " ".join(result.output.split())
         assert not (folder / "run").exists()
 
     def test_an_open_network_is_refused_naming_the_key_first(self, tmp_path: Path) -> None:

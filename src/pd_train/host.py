@@ -6,12 +6,20 @@ import contextlib
 import ipaddress
 import math
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["available_cores", "available_memory_bytes", "is_here", "is_loopback", "shared_memory_bytes"]
+__all__ = [
+    "allow_open_files",
+    "available_cores",
+    "available_memory_bytes",
+    "is_here",
+    "is_loopback",
+    "shared_memory_bytes",
+]
 
 
 def available_cores() -> int:
@@ -37,6 +45,17 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def allow_open_files(most: int = 1 << 16) -> None:
+    """Let this process hold more files open than the usual 1024, if the system does: strangers' connections count too,
+    until their handshake has failed, and a checkpoint must still find a place.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _can_bind(family: int, place: Any) -> bool:

@@ -91,8 +91,8 @@ def read_key(path: Path) -> Key:
         public, secret = load_certificate(path)
     except FileNotFoundError:
         raise UserError(
-            f"--key {path}: there is no such file; make one with pd-train --make-key {path} on one host, and copy it "
-            "to the others."
+            f"--key {path}: there is no such file; name the job's key, or make one with pd-train --make-key on one "
+            "host and copy it to the others."
         ) from None
     except OSError as error:
         raise UserError(f"--key {path}: cannot be read ({error.strerror}).") from None

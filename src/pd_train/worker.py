@@ -21,6 +21,7 @@ from pd_train.duties import Company, Duty, Emulating, Training
 from pd_train.events import Event, Note, WorkersMet, from_plain, to_plain
 from pd_train.farewell import patience_s
 from pd_train.forms import plan_problem
+from pd_train.host import allow_open_files
 from pd_train.inbox import Inbox, PeerFailedError, PeerLostError, StallError
 from pd_train.keys import Key, read_key
 from pd_train.links import Links
@@ -46,6 +47,7 @@ def work(setup: WorkerSetup, connection: Connection) -> None:
     place = place_of(setup.options.plan, setup.rank)
     try:
         _log_to_file(setup, place)
+        allow_open_files()
         _run(setup, place, launcher, WorkerDump(setup.options.debug_dump))
     except _EXPECTED as error:
         failed = _failure_of(setup, error)
