@@ -19,7 +19,7 @@ from pd_format.jsonfile import write_record
 from pd_format.layers.task import get_task
 from pd_format.profile import InputSpec
 from pd_train.cli import main
-from pd_train.display import open_display
+from pd_train.display.opening import open_display
 from pd_train.events import EpochEnded, EpochMetrics
 from pd_train.measured import measure_of
 from pd_train.metrics import METRICS, default_metric, perplexity_of

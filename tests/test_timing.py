@@ -173,22 +173,70 @@ def assert_nested(events: list[dict[str, float]]) -> None:
 
 def test_a_stage_is_as_busy_as_its_workers_have_been_since_their_last_pulse(plan: Plan) -> None:
     board = PulseBoard(plan)
-    assert board.status().stages[0].busy is None, "no figure is made up"
+    assert board.status(10.0).stages[0].busy is None, "no figure is made up"
 
     def pulse(time: float, forward: float, wait: float, sent: int, waiting: str = "") -> Pulse:
         seconds = [0.0] * len(Doing)
         seconds[Doing.FORWARD], seconds[Doing.WAIT_SYNC] = forward, wait
-        return Pulse(time, tuple(seconds), 0, sent, 2, waiting)
+        doing = Doing.WAIT_SYNC if waiting else Doing.OTHER
+        return Pulse(time, tuple(seconds), 0, sent, 2, doing, waiting, 0.5 if waiting else 0.0)
 
     board.take(0, pulse(10, 100, 0, 5000))
     board.take(1, pulse(10, 0, 100, 0))
     board.take(0, pulse(12, 101, 1, 9000, "update 3"))
     board.take(1, pulse(11, 1, 100, 500))
-    first, last = board.status().stages
+    first, last = board.status(12.0).stages
     assert first.busy == pytest.approx((0.5 + 1.0) / 2)
-    assert (first.waits_for, first.waiting, first.versions) == ("replicas", "update 3", 2)
+    assert (first.waits_for, first.waited, first.versions) == ("replicas", 0.25, 2)
+    assert (first.now, first.now_seconds, first.awaited) == ("waits", 0.5, "update 3")
     assert first.sent_bytes_per_second == pytest.approx(2000 + 500)
     assert last.busy is None
+
+
+@pytest.mark.parametrize(
+    ("doing", "waiting", "age", "now", "busy"),
+    [
+        (Doing.FORWARD, "", 2.0, "computes", 0.5),
+        (Doing.BACKWARD, "", 10.0, "computes", 0.75),  # It has computed ever since.
+        (Doing.WAIT_DATA, "", 10.0, "waits", 0.25),
+        (Doing.WAIT_SYNC, "update 3", 1.0, "waits", 0.5),
+        (Doing.WAIT_SYNC, "update 3", 10.0, "silent", 0.5),  # Whoever waits would have told of it.
+        (Doing.OTHER, "", 10.0, "silent", 0.5),
+        (Doing.OTHER, "", 1.0, "", 0.5),
+    ],
+)
+def test_a_worker_that_tells_nothing_is_said_to_do_what_it_must_be_doing(
+    plan: Plan, doing: Doing, waiting: str, age: float, now: str, busy: float
+) -> None:
+    board = PulseBoard(plan)
+    for time in (0.0, 10.0):
+        seconds = [0.0] * len(Doing)
+        seconds[Doing.FORWARD] = time / 2
+        board.take(2, Pulse(time, tuple(seconds), 0, 0, 1, doing, waiting, 4.0 if waiting else 0.0))
+    last = board.status(10.0 + age).stages[1]
+    assert last.now == now
+    assert last.busy == pytest.approx(busy)
+    assert last.now_for == {Doing.WAIT_DATA: "data", Doing.WAIT_SYNC: "replicas"}.get(doing, "") * (now == "waits")
+    assert last.now_seconds == age + (4.0 if now == "waits" and waiting else 0.0)
+
+
+def test_figures_are_of_the_last_ten_seconds(plan: Plan) -> None:
+    board = PulseBoard(plan)
+    for time in range(61):
+        seconds = [0.0] * len(Doing)
+        seconds[Doing.FORWARD] = float(min(time, 55))
+        board.take(2, Pulse(float(time), tuple(seconds), 0, time * 100, 1, Doing.OTHER, "", 0.0))
+    last = board.status(60.0).stages[1]
+    assert last.busy == pytest.approx(0.5)
+    assert last.sent_bytes_per_second == pytest.approx(100)
+
+
+def test_a_pulse_is_read_as_it_was_sent_and_nothing_else_is_taken_for_one() -> None:
+    pulse = Pulse(1.0, (0.5,) * len(Doing), 1, 2, 3, Doing.FORWARD.value, "", 0.0)
+    assert Pulse.from_plain(tuple(pulse)) == pulse
+    for changed in ({"doing": len(Doing)}, {"waited": float("nan")}, {"seconds": (1.0,)}, {"waiting": None}):
+        with pytest.raises(ValueError, match="no pulse"):
+            Pulse.from_plain(tuple(pulse._replace(**changed)))
 
 
 def test_kinds_of_messages_in_the_trace_do_not_collide_with_what_is_done() -> None:

@@ -575,3 +575,17 @@ def test_a_finished_run_says_that_nothing_is_left(tmp_path: Path) -> None:
     result = pd_train("--resume", run)
     assert result.exit_code == 0, result.output
     assert "nothing is left to train: 1 of 1 epochs are over" in result.stdout
+
+
+def test_quiet_says_one_line_and_warns_on_standard_error(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = ["--epochs", 2, "--quiet", "--run-dir", run, "--checkpoint-every", 3, "--target-accuracy", 1]
+    result = pd_train("--plan", write_plan(tmp_path), *arguments)
+    assert result.exit_code == 0, result.output
+    line = rf"{re.escape(str(run))}: 2 epochs in \S+ s, \S+ samples/s, best validation accuracy \S+ %, target 100.00 % "
+    assert re.fullmatch(rf"{line}not reached\n", result.stdout), result.stdout
+    assert result.stderr == ""
+    again = pd_train("--resume", run, "--quiet")
+    assert again.exit_code == 0, again.output
+    assert again.stdout.startswith(f"{run}: 2 epochs in ")
+    assert "nothing is left to train" in again.stderr

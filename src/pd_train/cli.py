@@ -18,7 +18,7 @@ from pd_format.data import DATA_HELP
 from pd_format.errors import UserError
 from pd_format.graph_text import read_any_profile
 from pd_format.jsonfile import write_record
-from pd_format.plan import Host, read_plan
+from pd_format.plan import Host, Stage, read_plan
 from pd_format.profile import PRECISIONS, PrecisionName
 from pd_format.versions import Mode
 from pd_train.check import (
@@ -37,6 +37,7 @@ from pd_train.check import (
 )
 from pd_train.emulation import Emulation, check_emulation, default_minibatches, refuse_options
 from pd_train.evaluation import check_evaluation
+from pd_train.events import Note
 from pd_train.farewell import Farewell
 from pd_train.host import available_cores, available_memory_bytes, is_here
 from pd_train.metrics import METRICS, settle_metric
@@ -297,6 +298,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="Seconds that a worker may wait for another one that is alive.",
 )
 @click.option(
+    "--quiet",
+    is_flag=True,
+    help="Say nothing on standard output but one line at the end; warnings and errors still go to standard error.",
+)
+@click.option(
     "--trace-minibatches",
     metavar="FIRST:STOP",
     default="0:100",
@@ -325,7 +331,7 @@ def main(**given: Any) -> None:
             from pd_train.network_run import measure_network
 
             return measure_network(given, _typed(click.get_current_context()) - {"measure_network"}, farewell)
-        emulate, time_scale = given.pop("emulate"), given.pop("time_scale")
+        emulate, time_scale, quiet = given.pop("emulate"), given.pop("time_scale"), given.pop("quiet")
         if emulate is not None:
             refuse_options(_typed(click.get_current_context()), given["sync"])
         elif "time_scale" in _typed(click.get_current_context()):
@@ -341,9 +347,9 @@ def main(**given: Any) -> None:
                 write_options(options.run_dir, {**given, "data": options.data, "threads": options.threads})
             # A run that goes on may be given other hosts by its launcher.
             write_record(options.run_dir / "plan.json", options.plan.model_copy(update={"hosts": hosts}))
-            remarks = [*([identity.why] if options.plan.hosts else []), *_remarks(options, given)]
+            said = [Note(identity.why, "information")] if options.plan.hosts else []
             with _way_back(options.run_dir):
-                _train(options, identity, remarks, given["max_restarts"], farewell)
+                _train(options, identity, [*said, *_remarks(options, given)], given["max_restarts"], farewell, quiet)
 
 
 def _settle(
@@ -492,29 +498,38 @@ def _span(option: str, text: str) -> tuple[int, int]:
     return int(first), int(stop)
 
 
-def _remarks(options: RunOptions, given: Mapping[str, Any]) -> Iterator[str]:
+def _remarks(options: RunOptions, given: Mapping[str, Any]) -> Iterator[Note]:
     """What a person should know before the run starts."""
     if options.key is not None and given["insecure"]:
-        yield "--insecure is of no effect with --key: everything is encrypted, and only holders of the key connect"
+        yield Note(
+            "--insecure is of no effect with --key: everything is encrypted, and only holders of the key connect"
+        )
     if options.emulate is not None:
         device = options.emulate.profile.device.name or "an unnamed device"
-        yield f"emulated: passes wait for the times of {device}, times {options.emulate.time_scale:g}"
+        text = f"emulated: passes wait for the times of {device}, times {options.emulate.time_scale:g}"
+        yield Note(text, "information")
         return
     if not options.evaluate_only and (warning := optimizer_warning(options)) is not None:
-        yield warning
+        yield Note(warning)
     if (warning := precision_warning(options)) is not None:
-        yield warning
+        yield Note(warning)
     if given["checkpoint_every"] != options.checkpoint_every:
-        yield (
+        yield Note(
             f"--checkpoint-every {given['checkpoint_every']} is rounded up to {options.checkpoint_every}, so that "
             "every replica takes part in every update"
         )
 
 
 def _train(
-    options: RunOptions, identity: Identity, remarks: Iterable[str], most_restarts: int, farewell: Farewell
+    options: RunOptions,
+    identity: Identity,
+    remarks: Iterable[Note],
+    most_restarts: int,
+    farewell: Farewell,
+    quiet: bool,
 ) -> None:
-    from pd_train.display import open_display
+    from pd_train.display.opening import open_display
+    from pd_train.display.quiet import result_line
     from pd_train.emulation_table import print_emulation_table
     from pd_train.events import (
         Emulated,
@@ -522,7 +537,6 @@ def _train(
         EpochMetrics,
         Evaluated,
         Event,
-        Note,
         RunEnded,
         RunStarted,
         WorkersListen,
@@ -533,7 +547,7 @@ def _train(
     ended: list[RunEnded | Evaluated | Emulated] = []
     metrics: dict[int, EpochMetrics] = {}
     # A launcher brings what all its programs print to one place, where one of them is enough. Some call it a terminal.
-    display = open_display(None if identity.job is None else False)
+    display = open_display(None if identity.job is None else False, quiet=quiet)
     is_heard = identity.job is None or 0 in options.ranks
 
     def show(event: Event) -> None:
@@ -551,9 +565,10 @@ def _train(
     if options.debug_dump:  # Not to be ended by it between two starts of the run.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        show(RunStarted(options.plan.config, len(options.ranks), options.threads, str(options.run_dir)))
+        layers = tuple(_layers_text(stage) for stage in options.plan.stages)
+        show(RunStarted(options.plan.config, len(options.ranks), options.threads, str(options.run_dir), layers))
         for remark in remarks:
-            show(Note(remark))
+            show(remark)
         farewell.leave_naming()
         train(options, most_restarts, show)
     finally:
@@ -562,13 +577,22 @@ def _train(
     if not is_heard:
         return
     end = ended[-1]
-    if isinstance(end, Emulated):
+    if quiet:
+        click.echo(result_line(end, list(metrics.values()), options.run_dir, options.target_metric))
+    elif isinstance(end, Emulated):
         assert options.emulate is not None
         print_emulation_table(options.plan, options.emulate, end, options.run_dir)
     elif isinstance(end, Evaluated):
         print_evaluation_table(options.plan, end, str(options.init_from), options.run_dir)
     else:
         print_run_table(options.plan, end, list(metrics.values()), options.run_dir, options.target_metric)
+
+
+def _layers_text(stage: Stage) -> str:
+    """`conv1 to pool2 (10 layers)`."""
+    if stage.layers == 1:
+        return stage.first_layer
+    return f"{stage.first_layer} to {stage.last_layer} ({stage.layers} layers)"
 
 
 def _typed(context: click.Context) -> set[str]:

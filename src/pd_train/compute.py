@@ -11,10 +11,11 @@ runs the same order with empty backward passes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -121,6 +122,7 @@ class StageRunner:
         self._seed = seed
         self._recorder = recorder
         self._next_pulse = 0.0
+        self._long = set(Doing)  # As long as nobody knows.
         self.tell_pulse: Callable[[Pulse], None] = lambda pulse: None
         """Is told about once a second how this worker does."""
         self.tell_timing: Callable[[WorkerTiming, array[float]], None] = lambda timing, rows: None
@@ -213,11 +215,11 @@ class StageRunner:
         self._forwards = self._forwards[1:]
         seed = minibatch_seed(self._seed, segment.epoch, segment.first + b, self._stage.index)
         if self._is_last:
-            with self._recorder.doing(Doing.FORWARD, b, version):
+            with self._pass(Doing.FORWARD, b, version):
                 score = self._engine.forward_loss(b, index, values, targets, seed)
             self._report(segment, b, score)
         else:
-            with self._recorder.doing(Doing.FORWARD, b, version):
+            with self._pass(Doing.FORWARD, b, version):
                 sent = self._engine.forward(b, index, values, seed)
             self._links.send_forward(segment.number, b, (sent, targets, version if tag is None else tag))
         if not self._forwards:
@@ -236,7 +238,7 @@ class StageRunner:
         index = self._sets.set_of(version)
         self._server.start_backward(b)
         scale = 1.0 if self._loss_scale is None else self._loss_scale.value
-        with self._recorder.doing(Doing.BACKWARD, b, version):
+        with self._pass(Doing.BACKWARD, b, version):
             received = self._engine.backward(b, index, gradients, scale)
         self._recorder.passed(steady)
         self._links.send_answer(segment.number, b, received)
@@ -249,7 +251,7 @@ class StageRunner:
     def _validate_forward(self, segment: Segment, item: WorkItem) -> None:
         values, targets, _ = self._next_input(segment, item.minibatch)
         index = self._sets.set_of(self._sets.complete)
-        with self._recorder.doing(Doing.FORWARD, item.minibatch):
+        with self._pass(Doing.FORWARD, item.minibatch):
             result = self._engine.evaluate(index, values, targets if self._is_last else None)
         if isinstance(result, Score):
             self._report(segment, item.minibatch, result)
@@ -257,13 +259,14 @@ class StageRunner:
             self._links.send_forward(segment.number, item.minibatch, (result, targets, None))
 
     def _acknowledge(self, segment: Segment, item: WorkItem) -> None:
-        self._links.receive_answer(segment.number, item.minibatch)
+        with self._recorder.doing(Doing.WAIT_GRADIENTS, item.minibatch):
+            self._links.receive_answer(segment.number, item.minibatch)
         self._links.send_answer(segment.number, item.minibatch, None)
 
     def _next_input(self, segment: Segment, minibatch: int) -> tuple[tuple[Any, ...], Any, int | None]:
         """A minibatch's values and targets, and the version that it met at stage 0 (None there)."""
         if self._source is not None:
-            with self._recorder.doing(Doing.WAIT_DATA, minibatch):
+            with self._pass(Doing.WAIT_DATA, minibatch):
                 loaded = self._source.load(Key(segment.training, segment.epoch, segment.first + minibatch))
             return loaded.inputs, loaded.targets, None
         with self._recorder.doing(Doing.WAIT_ACTIVATIONS, minibatch):
@@ -293,12 +296,24 @@ class StageRunner:
         with self._recorder.doing(Doing.UPDATE):
             self._server.advance()
 
+    @contextlib.contextmanager
+    def _pass(self, doing: Doing, minibatch: int, version: int = -1) -> Iterator[None]:
+        """Something in which nothing is told: where such a thing took long before, that it begins is told."""
+        with self._recorder.doing(doing, minibatch, version):
+            if doing in self._long:
+                self._tell_pulse()
+            start = time.monotonic()
+            yield
+            (self._long.add if time.monotonic() - start >= PULSE_EVERY_S else self._long.discard)(doing)
+
     def _tick(self) -> None:
         """Tell how it goes, if it is time."""
-        now = time.monotonic()
-        if now >= self._next_pulse:
-            self._next_pulse = now + PULSE_EVERY_S
-            self.tell_pulse(self._recorder.pulse(self._links.sent_bytes, self._sets.held, self._inbox.awaited()))
+        if time.monotonic() >= self._next_pulse:
+            self._tell_pulse()
+
+    def _tell_pulse(self) -> None:
+        self._next_pulse = time.monotonic() + PULSE_EVERY_S
+        self.tell_pulse(self._recorder.pulse(self._links.sent_bytes, self._sets.held, self._inbox.awaited()))
 
     def _take_gradients(self, message: Message) -> None:
         replica = message.sender - self._stage.workers[0]

@@ -6,7 +6,7 @@ Rank 0 gathers the figures of the whole run and hands these events to the progra
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -16,6 +16,7 @@ from pd_train.emulation import Pace
 __all__ = [
     "EMULATION",
     "OF_LAST_START",
+    "Activity",
     "Emulated",
     "EpochEnded",
     "EpochMetrics",
@@ -31,6 +32,7 @@ __all__ = [
     "StageStatus",
     "WorkersListen",
     "WorkersMet",
+    "WorkersStart",
     "from_plain",
     "to_plain",
 ]
@@ -83,6 +85,13 @@ class RunStarted:
     threads: int
     """Of each worker."""
     run_dir: str
+    layers: tuple[str, ...] = ()
+    """Of each stage, in words."""
+
+
+@dataclass(frozen=True)
+class WorkersStart:
+    """Worker processes are started, for the first time or again."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +120,17 @@ class StageStatus:
     """The part of the last seconds in which it computed, 0 to 1."""
     waits_for: str
     """What it waited for most in them; empty where it did not."""
-    waiting: str
-    """What one of its workers waits for now, in words; empty where they compute."""
+    waited: float
+    """The part of them in which it waited for that, 0 to 1."""
+    now: Literal["computes", "waits", "silent", ""]
+    """What that of its workers does which has been at one thing for longest; `silent` where nobody knows, since it has
+    told nothing for some time."""
+    now_seconds: float
+    """For how long."""
+    now_for: str
+    """What it waits for, in a word as `waits_for` is; empty where there is none for it."""
+    awaited: str
+    """The same in full."""
     sent_bytes_per_second: float | None
     versions: int | None
     """Weight versions that the fullest of its workers holds."""
@@ -258,16 +276,27 @@ class WorkersMet:
 
 
 @dataclass(frozen=True)
-class Note:
-    """A sentence for the person: a warning, or for whom a worker waits."""
+class Activity:
+    """What the run is about where it does no minibatches, as writing a checkpoint; until the next progress."""
 
     text: str
 
 
+@dataclass(frozen=True)
+class Note:
+    """A sentence for the person."""
+
+    text: str
+    kind: Literal["warning", "information", "waiting"] = "warning"
+    """`waiting`: is true for as long as the workers have not met, and told again from time to time."""
+
+
 Event = (
     RunStarted
+    | WorkersStart
     | WorkersListen
     | WorkersMet
+    | Activity
     | Progress
     | PipelineStatus
     | EpochEnded
@@ -278,10 +307,8 @@ Event = (
     | Note
 )
 
-_KINDS = {
-    kind.__name__: kind
-    for kind in (Progress, PipelineStatus, EpochEnded, RunEnded, Evaluated, Emulated, NetworkMeasured, Note)
-}
+_TOLD = (Activity, Progress, PipelineStatus, EpochEnded, RunEnded, Evaluated, Emulated, NetworkMeasured, Note)
+_KINDS = {kind.__name__: kind for kind in _TOLD}
 
 
 def to_plain(event: Event) -> tuple[str, dict[str, Any]]:

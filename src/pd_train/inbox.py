@@ -86,9 +86,9 @@ class Inbox:
         """The bodies that wait to be taken."""
         return [message.body for kept in self._kept.values() for message in kept]
 
-    def awaited(self) -> str | None:
-        """What this worker waits for, in words; None where it does not."""
-        return None if self._waiting is None else self._waiting[1]()
+    def awaited(self) -> tuple[str, float]:
+        """What this worker waits for, in words, and for how many seconds; empty and 0 where it does not."""
+        return ("", 0.0) if self._waiting is None else (self._waiting[1](), time.monotonic() - self._waiting[0])
 
     def standing(self) -> list[str]:
         """Where it stands, for people; may be called from any thread."""

@@ -163,7 +163,7 @@ def _watch(workers: Sequence[_Worker], plan: Plan, show: Callable[[Event], None]
         for connection in ready:
             if connection == dumps.descriptor:
                 running = [worker.process.pid for worker in workers if not worker.heard_out]
-                show(Note(dumps.pass_on(running, workers[0].setup.options.run_dir)))
+                show(Note(dumps.pass_on(running, workers[0].setup.options.run_dir), "information"))
                 continue
             worker = by_connection[connection]  # type: ignore[index]
             try:

@@ -24,6 +24,7 @@ from pd_train.emulation import Emulation, pace_of
 from pd_train.events import (
     EMULATION,
     OF_LAST_START,
+    Activity,
     Emulated,
     EpochEnded,
     EpochMetrics,
@@ -224,6 +225,7 @@ class Lead:
         """The value of a metric that is neither loss nor accuracy."""
         if self._metric.from_predictions:
             assert self._measure is not None
+            self._tell(Activity(f"computing {self._metric.name}"))
             value = self._measure(validated.predictions)
             return value if math.isfinite(value) else None
         return perplexity_of(validated.loss) if self._metric.name == "perplexity" else None
@@ -304,6 +306,7 @@ class Lead:
             skipped_updates=self._skipped_updates,
             loss_scale=None if self._loss_scale is None else self._loss_scale.kept(),
         )
+        self._tell(Activity("writing a checkpoint"))
         self._announce({"save": tuple(position), "whole": [tuple(one) for one in whole]})
         self._keeper.save(position, progress.plain())
         self._keeper.prune(whole)
@@ -327,6 +330,7 @@ class Lead:
         return everyone
 
     def _finish(self, parts: dict[str, Tensor], state_names: Mapping[str, str], reached: bool | None) -> None:
+        self._tell(Activity("writing the trained model"))
         everyone = self._gather(parts)
         staleness = sum((Counter(one.staleness) for one in everyone), Counter[int]())
         write_model(self._options.run_dir / "model.pt", join_state(state_names, parts))

@@ -97,9 +97,17 @@ def _release(version: str) -> str:
 
 
 def meet(
-    setup: WorkerSetup, peers: Mapping[int, tuple[str, int]], links: Links, transport: Transport, fingerprint: str
+    setup: WorkerSetup,
+    peers: Mapping[int, tuple[str, int]],
+    links: Links,
+    transport: Transport,
+    fingerprint: str,
+    tell_wait: Callable[[str], None],
 ) -> str:
     """Meet all other workers of the run; returns the mark of this start, which messages bear from now on.
+
+    Args:
+        tell_wait: is told for whom this worker waits.
 
     Raises:
         UserError: they did not all come in time, or are about to run something else.
@@ -122,7 +130,7 @@ def meet(
         },
     )
     addresses = {rank: f"{address}:{port}" for rank, (address, port) in sorted(peers.items())}
-    return Meeting(links, about, addresses, options.rendezvous_timeout, links.inbox.notice, transport).run()
+    return Meeting(links, about, addresses, options.rendezvous_timeout, tell_wait, transport).run()
 
 
 class Meeting:
@@ -133,7 +141,7 @@ class Meeting:
         about: this worker.
         addresses: of all workers, for messages.
         timeout: seconds to wait for all.
-        notice: is told for whom.
+        tell_wait: is told for whom.
         transport: sets the marks of messages, and knows with whom no handshake succeeds.
     """
 
@@ -143,7 +151,7 @@ class Meeting:
         about: About,
         addresses: Mapping[int, str],
         timeout: float,
-        notice: Callable[[str], None],
+        tell_wait: Callable[[str], None],
         transport: Transport,
     ) -> None:
         self._links = links
@@ -151,7 +159,7 @@ class Meeting:
         self._about = about
         self._addresses = addresses
         self._timeout = timeout
-        self._notice = notice
+        self._tell_wait = tell_wait
         self._transport = transport
         self._others = [rank for rank in addresses if rank != about.rank]
         self._there: dict[int, About] = {}
@@ -209,7 +217,7 @@ class Meeting:
             raise UserError(difference)
         said = remark(self._about, other)
         if said is not None and other.rank not in self._there:
-            self._notice(said)
+            self._inbox.notice(said)
         self._there[other.rank] = other
 
     def _missing(self) -> str:
@@ -248,4 +256,4 @@ class Meeting:
                 )
                 self._tell("refused", refusal)
                 raise UserError(refusal)
-            self._notice(f"waiting for {text}")
+            self._tell_wait(f"waiting for {text}")

@@ -104,10 +104,10 @@ class Recorder:
             number = self._first + message.index if kind in CUT_KINDS else message.index
             self._rows.extend((RECEIVED[kind], sent, max(sent, arrived), number, -1, message.sender, message.size))
 
-    def pulse(self, sent_bytes: int, versions: int, waiting: str | None) -> Pulse:
+    def pulse(self, sent_bytes: int, versions: int, awaited: tuple[str, float]) -> Pulse:
         """How it goes now; what is not the recorder's to know is given."""
-        now = self._settle()
-        return Pulse(now, tuple(self._totals), self._received_bytes, sent_bytes, versions, waiting or "")
+        now, doing = self._settle(), self._doing[-1]
+        return Pulse(now, tuple(self._totals), self._received_bytes, sent_bytes, versions, int(doing), *awaited)
 
     def take(self) -> tuple[WorkerTiming, array[float]]:
         """The sums and the rows of the trace since this was last called."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pd_format.errors import UserError
-from pd_train.events import Event, Note, WorkersMet
+from pd_train.events import Event, Note, WorkersMet, WorkersStart
 from pd_train.launch import WorkerLost, launch
 from pd_train.options import RESTARTS, RunOptions
 
@@ -37,6 +37,7 @@ def train(options: RunOptions, most_restarts: int, show: Callable[[Event], None]
     restarts = 0
     meeting = _Meeting(show)
     while True:
+        show(WorkersStart())
         try:
             return launch(options, meeting.show)
         except WorkerLost as error:
@@ -69,8 +70,7 @@ class _Meeting:
     def show(self, event: Event) -> None:
         if isinstance(event, WorkersMet):
             self.is_over = True
-        else:
-            self._show(event)
+        self._show(event)
 
 
 def _note_restart(run_dir: Path, reason: str) -> None:

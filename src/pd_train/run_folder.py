@@ -32,7 +32,7 @@ _MAY_CHANGE = frozenset(
 )  # fmt: skip
 """Options that a run may go on with others of: none of its numbers depends on them, or no more than on the machine."""
 _TARGETS = frozenset({"metric", "target_metric", "target_accuracy"})
-_OF_ONE_START = frozenset({"plan_path", "run_dir", "resume", "evaluate_only", "rank"})
+_OF_ONE_START = frozenset({"plan_path", "run_dir", "resume", "evaluate_only", "rank", "quiet"})
 
 
 class RunOptionsRecord(Record):

@@ -87,6 +87,7 @@ class ScoreBoard:
         self._segment = segment
         for score in self._arrived.get(segment.number, {}).values():
             self._running.add(score)
+        self._tell_progress(segment)
 
     def finish(self, segment: Segment) -> None:
         """Wait for the last score of a segment."""
@@ -117,8 +118,11 @@ class ScoreBoard:
         if segment is None or segment.number != message.segment:
             return
         self._running.add(score)
+        self._tell_progress(segment)
+
+    def _tell_progress(self, segment: Segment) -> None:
         now = time.monotonic()
-        done = len(self._finished) + len(arrived)
+        done = len(self._finished) + len(self._arrived.get(segment.number, ()))
         if now - self._last_told < _PROGRESS_EVERY_S and done < self._minibatches:
             return
         self._last_told = now

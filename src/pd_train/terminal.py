@@ -54,8 +54,8 @@ def value_text(metric: str, value: float | None) -> str:
     return loss_text(value)
 
 
-def percent_text(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{share:.2%}".replace("%", " %")
+def percent_text(share: float | None, digits: int = 2) -> str:
+    return UNKNOWN if share is None else f"{share:.{digits}%}".replace("%", " %")
 
 
 def difference_text(difference: float | None) -> str:

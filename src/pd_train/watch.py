@@ -7,7 +7,6 @@ every worker   timing   after each training segment    -->  rank 0: timing.jsonl
 from __future__ import annotations
 
 import json
-import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,7 +22,7 @@ from pd_train.events import EpochMetrics, Event
 from pd_train.inbox import Inbox
 from pd_train.links import Links
 from pd_train.options import RunOptions
-from pd_train.pulse import PULSE_EVERY_S, Pulse, PulseBoard
+from pd_train.pulse import Pulse, PulseBoard
 from pd_train.recorder import ROW
 from pd_train.report import performance_of
 from pd_train.timing import WorkerTiming
@@ -60,15 +59,14 @@ class Watch:
         self._clock_errors = clock_errors
         self._tell = tell
         self._board = PulseBoard(options.plan)
-        self._next_status = 0.0
         self._segments = 0
         self._told = [0] * options.plan.workers
         self._sums = [WorkerTiming() for _ in range(options.plan.workers)]
         self._rows = [numpy.empty((0, len(ROW))) for _ in range(options.plan.workers)]
         self._lines: list[str] = []
-        runner.tell_pulse = lambda pulse: self._take_pulse(0, pulse)
+        runner.tell_pulse = self._tell_status
         runner.tell_timing = lambda timing, rows: self._take_timing(0, timing, torch.tensor(rows, dtype=torch.float64))
-        inbox.handle("pulse", lambda message: self._take_pulse(message.sender, Pulse.from_plain(message.body)))
+        inbox.handle("pulse", lambda message: self._board.take(message.sender, Pulse.from_plain(message.body)))
         inbox.handle("timing", self._take_message)
 
     def go_on(self, epoch: int) -> None:
@@ -108,12 +106,10 @@ class Watch:
             1.0 if options.emulate is None else options.emulate.time_scale,
         )
 
-    def _take_pulse(self, rank: int, pulse: Pulse) -> None:
-        self._board.take(rank, pulse)
-        now = time.monotonic()
-        if now >= self._next_status:
-            self._next_status = now + PULSE_EVERY_S
-            self._tell(self._board.status())
+    def _tell_status(self, pulse: Pulse) -> None:
+        """At this worker's own pulse: it has sorted by then what the others sent while it computed."""
+        self._board.take(0, pulse)
+        self._tell(self._board.status(pulse.time))
 
     def _take_message(self, message: Message) -> None:
         plain, rows = message.body

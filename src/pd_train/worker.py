@@ -143,7 +143,8 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         links = Links(place, transport, inbox)
         # Before they meet: whoever hears first that all are there sends at once.
         runner = duty.assemble(links, Recorder(clock.now, range(*options.traced)))
-        mark = meet(setup, peers, links, transport, duty.fingerprint)
+        wait = lambda text: launcher.tell_event(Note(text, "waiting"))  # noqa: E731
+        mark = meet(setup, peers, links, transport, duty.fingerprint, wait)
         launcher.tell_event(WorkersMet())
         has_met = True
         errors = answer_others(links, options.plan.workers) if setup.rank == 0 else align(clock, links)
