@@ -237,6 +237,13 @@ def test_a_slow_stage_is_named_with_what_would_help() -> None:
     )
 
 
+def test_workers_that_take_each_other_s_cores_are_slow_in_all_that_they_do() -> None:
+    workers = [*first(forward=4.5, backward=6, other=5), second(15.5)]
+    assert named(workers).case == "compute"
+    hosts = tuple({"address": f"host{rank}", "port": 29500} for rank in range(3))
+    assert named(workers, Plan.model_validate({**plan().model_dump(), "hosts": hosts})).case == "messages"
+
+
 def test_replicas_that_would_be_better_elsewhere_are_said() -> None:
     hosts = tuple({"address": f"host{rank}", "port": 29500} for rank in range(4))
     apart = Plan.model_validate({**plan("3-1", (9.0, 3.0), 3.0).model_dump(), "hosts": hosts})

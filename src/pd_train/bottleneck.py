@@ -16,8 +16,9 @@ its messages - sets the pace. What takes most of its time beyond the planned com
 
 Before these, in this order: `unknown` where nothing was timed, `too short` where no steady state came about, `start-up
 and drain` where these two leave workers idle for much of the training, `as planned` and `faster than planned` where
-the measured time of a minibatch agrees with the predicted one or is less. Where no prediction can be compared with
-and nothing stands out, `computing`.
+the measured time of a minibatch agrees with the predicted one or is less. Workers that share a machine and compute
+slower than planned are `compute` before anything else. Where no prediction can be compared with and nothing stands out,
+`computing`.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ def find_bottleneck(plan: Plan, figures: Breakdown, setting: Setting) -> Bottlen
         return _good(plan, figures, pacing, difference)
     causes = _causes(figures, pacing)
     case = max(causes, key=lambda each: causes[each])
+    if _is_shared(plan) and not setting.emulated and causes.get("compute", 0.0) >= ALIKE:
+        case = "compute"  # Where workers take each other's cores, all that they do is slower, and this says why.
     share = causes[case]
     if share < ALIKE and difference is None:
         return Bottleneck(
@@ -216,7 +219,7 @@ def _sentence(case: str, share: float, plan: Plan, figures: Breakdown, stage: St
 def _compute_advice(plan: Plan, figures: Breakdown, setting: Setting) -> str:
     if setting.emulated:
         return "plan from the profile that is emulated"
-    if not plan.hosts and plan.workers > 1:
+    if _is_shared(plan):
         threads = "" if setting.threads is None else f" with --threads {setting.threads}"
         return (
             f"the {plan.workers} workers share this machine, which no profile of one alone shows: profile{threads}, as "
@@ -225,6 +228,11 @@ def _compute_advice(plan: Plan, figures: Breakdown, setting: Setting) -> str:
     advice = f"profile on these machines at this minibatch size ({plan.minibatch_size}) and plan again"
     better = _better_config(figures.stages)
     return advice if better is None else f"{advice}, or try pd-plan --config {better}"
+
+
+def _is_shared(plan: Plan) -> bool:
+    """Whether several workers run on one machine."""
+    return not plan.hosts and plan.workers > 1
 
 
 def _better_config(stages: Sequence[StageBreakdown]) -> str | None:

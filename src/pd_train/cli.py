@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from pd_format.data import DATA_HELP
 from pd_format.errors import UserError
 from pd_format.graph_text import read_any_profile
 from pd_format.jsonfile import write_record
-from pd_format.plan import Host, Stage, read_plan
+from pd_format.plan import Host, read_plan
 from pd_format.profile import PRECISIONS, PrecisionName
 from pd_format.versions import Mode
 from pd_train.check import (
@@ -37,6 +37,7 @@ from pd_train.check import (
 )
 from pd_train.emulation import Emulation, check_emulation, default_minibatches, refuse_options
 from pd_train.evaluation import check_evaluation
+from pd_train.event_files import check_tensorboard
 from pd_train.events import Note
 from pd_train.farewell import Farewell
 from pd_train.host import available_cores, available_memory_bytes, is_here
@@ -85,6 +86,7 @@ Examples:
   pd-train --plan plan.json --minibatches 100 --optimizer adam --lr 0.0003
   pd-train --make-key job.key; pd-train --plan plan.json --key job.key
   pd-train --resume runs/NAME
+  pd-train --report runs/NAME runs/OTHER
   pd-train --plan plan.json --emulate profiles/vgg16.json --time-scale 20
   pd-train --plan plan.json --evaluate-only --init-from runs/NAME/model.pt
 
@@ -317,6 +319,26 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     help="On SIGUSR1, to pd-train or to one worker: write to the workers' logs where each stands in its schedule, what "
     "it waits for, its queues and its threads' stacks; training goes on.",
 )
+@click.option(
+    "--tensorboard",
+    is_flag=True,
+    help="Write event files for TensorBoard into the run's folder, tensorboard/.",
+)
+@click.option(
+    "--report",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER...",
+    help="Train nothing: print the report of the run in this folder, finished, broken off or running, and draw it; of "
+    "several, compare them to the first. --target-metric asks for another target.",
+)
+@click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where --report puts pictures.  [default: the run's folder; for several runs this one]",
+)
 @click.version_option(package_name="pipedream", prog_name="pd-train")
 def main(**given: Any) -> None:
     """Train a model pipeline-parallel by a plan, one worker process a machine of the plan.
@@ -327,10 +349,18 @@ def main(**given: Any) -> None:
         check_evaluation(given["init_from"])
     farewell = Farewell()
     with _failures_as_messages(farewell):
+        reported, output = (*given.pop("report"), *given.pop("more")), given.pop("output")
+        if reported or output is not None:
+            from pd_train.show_report import report_runs
+
+            return report_runs(reported, output, given, _typed(click.get_current_context()))
         if given.pop("measure_network"):
             from pd_train.network_run import measure_network
 
             return measure_network(given, _typed(click.get_current_context()) - {"measure_network"}, farewell)
+        tensorboard = given.pop("tensorboard")
+        if tensorboard:
+            check_tensorboard()
         emulate, time_scale, quiet = given.pop("emulate"), given.pop("time_scale"), given.pop("quiet")
         if emulate is not None:
             refuse_options(_typed(click.get_current_context()), given["sync"])
@@ -349,7 +379,10 @@ def main(**given: Any) -> None:
             write_record(options.run_dir / "plan.json", options.plan.model_copy(update={"hosts": hosts}))
             said = [Note(identity.why, "information")] if options.plan.hosts else []
             with _way_back(options.run_dir):
-                _train(options, identity, [*said, *_remarks(options, given)], given["max_restarts"], farewell, quiet)
+                from pd_train.session import train_and_show
+
+                said += _remarks(options, given)
+                train_and_show(options, identity, said, given["max_restarts"], farewell, quiet, tensorboard)
 
 
 def _settle(
@@ -518,81 +551,6 @@ def _remarks(options: RunOptions, given: Mapping[str, Any]) -> Iterator[Note]:
             f"--checkpoint-every {given['checkpoint_every']} is rounded up to {options.checkpoint_every}, so that "
             "every replica takes part in every update"
         )
-
-
-def _train(
-    options: RunOptions,
-    identity: Identity,
-    remarks: Iterable[Note],
-    most_restarts: int,
-    farewell: Farewell,
-    quiet: bool,
-) -> None:
-    from pd_train.display.opening import open_display
-    from pd_train.display.quiet import result_line
-    from pd_train.emulation_table import print_emulation_table
-    from pd_train.events import (
-        Emulated,
-        EpochEnded,
-        EpochMetrics,
-        Evaluated,
-        Event,
-        RunEnded,
-        RunStarted,
-        WorkersListen,
-    )  # fmt: skip
-    from pd_train.restarts import train
-    from pd_train.run_table import print_evaluation_table, print_run_table
-
-    ended: list[RunEnded | Evaluated | Emulated] = []
-    metrics: dict[int, EpochMetrics] = {}
-    # A launcher brings what all its programs print to one place, where one of them is enough. Some call it a terminal.
-    display = open_display(None if identity.job is None else False, quiet=quiet)
-    is_heard = identity.job is None or 0 in options.ranks
-
-    def show(event: Event) -> None:
-        if isinstance(event, WorkersListen):
-            return farewell.forget()
-        if isinstance(event, RunEnded | Evaluated | Emulated):
-            ended.append(event)
-        elif isinstance(event, EpochEnded):
-            # An epoch is trained again where a worker was lost before its checkpoint was whole.
-            metrics[event.metrics.epoch] = event.metrics
-        if is_heard or isinstance(event, RunStarted | Note):
-            display.handle(event)
-
-    before = signal.getsignal(signal.SIGUSR1)
-    if options.debug_dump:  # Not to be ended by it between two starts of the run.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    try:
-        layers = tuple(_layers_text(stage) for stage in options.plan.stages)
-        show(RunStarted(options.plan.config, len(options.ranks), options.threads, str(options.run_dir), layers))
-        for remark in remarks:
-            show(remark)
-        farewell.leave_naming()
-        train(options, most_restarts, show)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        display.close()
-    if not is_heard:
-        return
-    end = ended[-1]
-    if quiet:
-        click.echo(result_line(end, list(metrics.values()), options.run_dir, options.target_metric))
-    elif isinstance(end, Emulated):
-        assert options.emulate is not None
-        print_emulation_table(options.plan, options.emulate, end, options.run_dir)
-    elif isinstance(end, Evaluated):
-        print_evaluation_table(options.plan, end, str(options.init_from), options.run_dir)
-    else:
-        print_run_table(options.plan, end, list(metrics.values()), options.run_dir, options.target_metric)
-
-
-def _layers_text(stage: Stage) -> str:
-    """`conv1 to pool2 (10 layers)`."""
-    if stage.layers == 1:
-        return stage.first_layer
-    return f"{stage.first_layer} to {stage.last_layer} ({stage.layers} layers)"
 
 
 def _typed(context: click.Context) -> set[str]:

@@ -38,6 +38,7 @@ def run_table(
     run_dir: Path,
     target: float | None = None,
     state: str | None = None,
+    time_scale: float | None = None,
 ) -> Table:
     """The figures of a whole run, for its end.
 
@@ -48,6 +49,7 @@ def run_table(
         run_dir: where the run's files are.
         target: value of the run's metric, or None where none was asked for.
         state: of a run that is not at its end.
+        time_scale: of an emulated run, which has learnt nothing.
     """
     from rich.table import Table
 
@@ -58,15 +60,19 @@ def run_table(
     table.add_row("plan", f"{plan.config} ({stages}, {workers})")
     if state is not None:
         table.add_row("state", state)
-    best = ended.best_accuracy if ended.metric == "accuracy" else ended.best_metric
-    table.add_row(f"best validation {ended.metric}", value_text(ended.metric, best))
+    if time_scale is None:
+        best = ended.best_accuracy if ended.metric == "accuracy" else ended.best_metric
+        table.add_row(f"best validation {ended.metric}", value_text(ended.metric, best))
+    else:
+        table.add_row("emulated", f"no pass was computed; times are the model's, 1/{time_scale:g} of the clock's")
     performance = ended.performance
     if target is not None:
         there = None if performance is None else performance.target
         table.add_row(f"target {value_text(ended.metric, target)}", _target_text(ended, there))
-    table.add_row("training time", f"{seconds_text(ended.seconds)}, {count_text(ended.epochs, 'epoch')}")
-    rate = rate_of(epochs) if ended.samples_per_second is None else ended.samples_per_second
-    table.add_row("throughput", rate_text(rate))
+    if time_scale is None:
+        table.add_row("training time", f"{seconds_text(ended.seconds)}, {count_text(ended.epochs, 'epoch')}")
+        rate = rate_of(epochs) if ended.samples_per_second is None else ended.samples_per_second
+        table.add_row("throughput", rate_text(rate))
     if performance is not None:
         for row in _pace_rows(performance.breakdown):
             table.add_row(*row)
@@ -112,9 +118,9 @@ def _pace_rows(figures: Breakdown) -> Iterator[tuple[str, str]]:
         text = f"{format_ms(figures.minibatch_ms)} in the steady state"
     planned = UNKNOWN if figures.predicted_minibatch_ms is None else format_ms(figures.predicted_minibatch_ms)
     yield "a minibatch, measured", text
-    yield "a minibatch, planned", f"{planned}; measured is {difference_text(figures.difference)}"
+    yield "a minibatch, planned", f"{planned}; the measured time is {difference_text(figures.difference)}"
     if figures.overall_minibatch_ms is not None:
-        yield "all included", f"{format_ms(figures.overall_minibatch_ms)}, start-up and drain too"
+        yield "with start-up and drain", format_ms(figures.overall_minibatch_ms)
     if figures.timed_minibatches < figures.minibatches:
         yield "timed", f"{figures.timed_minibatches} of {figures.minibatches} minibatches"
 
@@ -138,10 +144,11 @@ def print_run_table(
     target: float | None = None,
     stream: TextIO | None = None,
     state: str | None = None,
+    time_scale: float | None = None,
 ) -> None:
     """Print `run_table`, and what its stages did, on standard output by default."""
     console = open_console(sys.stdout if stream is None else stream, terminal=None)
-    console.print(run_table(plan, ended, epochs, run_dir, target, state))
+    console.print(run_table(plan, ended, epochs, run_dir, target, state, time_scale))
     print_stages(ended.performance, console)
 
 

@@ -59,9 +59,11 @@ def percent_text(share: float | None, digits: int = 2) -> str:
 
 
 def difference_text(difference: float | None) -> str:
-    """`12 % more`, `3 % less`, `equal`: of one figure over another, less 1."""
+    """`12 % more`, `3 % less`, `equal`, `2.5 times as much`: of one figure over another, less 1."""
     if difference is None:
         return UNKNOWN
+    if difference >= 1:
+        return f"{1 + difference:.1f} times as much"
     per_cent = round(100 * difference)
     return f"{abs(per_cent)} % {'more' if per_cent > 0 else 'less'}" if per_cent else "equal"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from pd_train.events import Emulated, EpochMetrics, Evaluated, Event, Note, RunEnded
+from pd_train.report import rate_of
 from pd_train.terminal import count_text, loss_text, rate_text, seconds_text, value_text
 
 __all__ = ["QuietDisplay", "result_line"]
@@ -54,12 +55,11 @@ def result_line(
             parts.append(f"{ended.metric} {value_text(ended.metric, ended.metric_value)}")
         parts.append(rate_text(ended.samples_per_second))
     else:
-        seconds = sum(one.seconds for one in epochs)
-        samples = sum(one.seconds * one.samples_per_second for one in epochs)
+        rate = rate_of(epochs) if ended.samples_per_second is None else ended.samples_per_second
         best = ended.best_accuracy if ended.metric == "accuracy" else ended.best_metric
         parts = [
             f"{count_text(ended.epochs, 'epoch')} in {seconds_text(ended.seconds)}",
-            rate_text(samples / seconds if seconds > 0 else None),
+            rate_text(rate),
             f"best validation {ended.metric} {value_text(ended.metric, best)}",
         ]
         if target is not None:
