@@ -300,6 +300,14 @@ def test_waiting_while_nothing_is_on_the_way_does_not() -> None:
     assert "though little is on the way" in found.sentence
 
 
+def test_where_no_single_thing_stands_out_the_sentence_says_so() -> None:
+    workers = [*first(forward=3.4, other=0.5), second(8.9)]
+    found = named(workers, setting=Setting(emulated=True))
+    assert (found.case, found.stage) == ("many small things", 0)
+    assert "11 % more than the 4 ms planned" in found.sentence
+    assert found.sentence.endswith("the largest of stage 0's time is packing messages, 6 %.")
+
+
 def test_without_a_prediction_the_busiest_stage_is_named() -> None:
     found = named([*first(), FINE], plan(compute=(0, 0), predicted=0))
     assert (found.case, found.stage, found.share) == ("computing", 0, 1.0)

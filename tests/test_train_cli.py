@@ -371,6 +371,11 @@ def test_a_run_prints_plain_lines_and_writes_its_files(tmp_path: Path, monkeypat
         "threads": 2,
         "emulate": None,
     }
+    assert report["performance"]["breakdown"]["timed_minibatches"] == report["minibatches"] == 12
+    assert len(report["performance"]["breakdown"]["stages"]) == 2
+    assert report["performance"]["bottleneck"]["sentence"] in " ".join(table.split())
+    assert "peak_memory_bytes" in report["of_last_start"]
+    assert set(report["of_last_start"]) < set(report)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # 17 samples in minibatches of 4, the last one left out.
     assert [(each["epoch"], each["minibatches"]) for each in metrics] == [(0, 4), (1, 4), (2, 4)]

@@ -16,7 +16,8 @@ its messages - sets the pace. What takes most of its time beyond the planned com
 
 Before these, in this order: `unknown` where nothing was timed, `too short` where no steady state came about, `start-up
 and drain` where these two leave workers idle for much of the training, `as planned` and `faster than planned` where
-the measured time of a minibatch agrees with the predicted one or is less. Workers that share a machine and compute
+the measured time of a minibatch agrees with the predicted one or is less, and `many small things` where none of the
+above takes a tenth of the time. Workers that share a machine and compute
 slower than planned are `compute` before anything else. Where no prediction can be compared with and nothing stands out,
 `computing`.
 """
@@ -38,6 +39,18 @@ MUCH_IDLE = 0.2
 """The share of the training time from which on start-up and drain come first."""
 _SLOW_REPLICA = 1.2
 """Times the fastest worker of its stage."""
+
+
+_WORDS = {
+    "compute": "computing beyond what was planned",
+    "slow replica": "one replica's computing beyond what was planned",
+    "data": "waiting for data",
+    "synchronisation": "waiting for its replicas",
+    "update": "updates of its parameters",
+    "messages": "packing messages",
+    "transfers": "waiting for its neighbours",
+    "uneven passes": "waiting for its neighbours",
+}
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,15 @@ def find_bottleneck(plan: Plan, figures: Breakdown, setting: Setting) -> Bottlen
             pacing.utilisation,
             f"{_name(pacing)} sets the pace and computes {_percent(pacing.utilisation)} of the time; the plan predicts "
             "nothing to compare it with.",
+        )
+    if share < ALIKE:
+        return Bottleneck(
+            "many small things",
+            pacing.index,
+            share,
+            f"A minibatch takes {_ms(figures.minibatch_ms)}, {_percent(difference)} more than the "
+            f"{_ms(figures.predicted_minibatch_ms)} planned, and no single thing accounts for that: the largest of "
+            f"stage {pacing.index}'s time is {_WORDS[case]}, {_percent(share)}.",
         )
     return Bottleneck(case, pacing.index, share, _sentence(case, share, plan, figures, pacing, setting))
 
@@ -218,7 +240,7 @@ def _sentence(case: str, share: float, plan: Plan, figures: Breakdown, stage: St
 
 def _compute_advice(plan: Plan, figures: Breakdown, setting: Setting) -> str:
     if setting.emulated:
-        return "plan from the profile that is emulated"
+        return "raise --time-scale for more exact waits, or plan from the profile that is emulated"
     if _is_shared(plan):
         threads = "" if setting.threads is None else f" with --threads {setting.threads}"
         return (

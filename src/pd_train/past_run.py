@@ -134,10 +134,13 @@ def _ended(
 
 
 def _state(folder: Path, over: int, options: Mapping[str, Any]) -> str:
-    epochs = options.get("epochs")
-    of = f" of {epochs}" if isinstance(epochs, int) else ""
     how = "is still running" if _is_held(folder) else "broke off"
-    return f"{how} in epoch {over + 1}{of}; figures are of the {over} that are over"
+    epochs = options.get("epochs")
+    if not isinstance(epochs, int):
+        return f"{how}; figures are of the {over} epochs that are over"
+    if over >= epochs:
+        return f"{how} after its last epoch, before its end was written"
+    return f"{how} in epoch {over + 1} of {epochs}; figures are of the {over} that are over"
 
 
 def _is_held(folder: Path) -> bool:

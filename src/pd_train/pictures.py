@@ -71,6 +71,8 @@ def draw_metric(runs: Sequence[PastRun], folder: Path, target: float | None = No
             axes = figure.subplots()
             for number, (run, name) in enumerate(zip(runs, labels_of(runs), strict=True)):
                 x, y = _curve(run, over_time=what == "time")
+                if not y:
+                    continue
                 axes.plot(
                     x,
                     [scale * value for value in y],
@@ -83,7 +85,7 @@ def draw_metric(runs: Sequence[PastRun], folder: Path, target: float | None = No
             if target is not None:
                 axes.axhline(scale * target, color="#666666", linewidth=0.8, linestyle=(0, (4, 3)))
                 axes.annotate(
-                    "target", (1, scale * target), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+                    " target", (0, scale * target), xycoords=("axes fraction", "data"), ha="left", va="bottom",
                     color="#666666", fontsize=8,
                 )  # fmt: skip
             axes.set_xlabel(label)

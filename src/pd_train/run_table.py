@@ -118,7 +118,10 @@ def _pace_rows(figures: Breakdown) -> Iterator[tuple[str, str]]:
         text = f"{format_ms(figures.minibatch_ms)} in the steady state"
     planned = UNKNOWN if figures.predicted_minibatch_ms is None else format_ms(figures.predicted_minibatch_ms)
     yield "a minibatch, measured", text
-    yield "a minibatch, planned", f"{planned}; the measured time is {difference_text(figures.difference)}"
+    difference = ""
+    if figures.difference is not None:
+        difference = f"; the measured time is {difference_text(figures.difference)}"
+    yield "a minibatch, planned", planned + difference
     if figures.overall_minibatch_ms is not None:
         yield "with start-up and drain", format_ms(figures.overall_minibatch_ms)
     if figures.timed_minibatches < figures.minibatches:
