@@ -153,7 +153,7 @@ def test_a_plan_that_is_cut_off_is_refused(tmp_path: Path) -> None:
 
 def test_how_long_a_peer_may_be_silent_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[RunOptions] = []
-    monkeypatch.setattr("pd_train.cli._train", lambda options, *_: runs.append(options))
+    monkeypatch.setattr("pd_train.session.train_and_show", lambda options, *_: runs.append(options))
     path = write_plan(tmp_path)
     assert pd_train("--plan", path, "--run-dir", tmp_path / "a", "--peer-timeout", "2.5").exit_code == 0
     assert pd_train("--plan", path, "--run-dir", tmp_path / "b").exit_code == 0
@@ -390,7 +390,7 @@ def test_the_cap_on_minibatches_counts_over_all_epochs(tmp_path: Path) -> None:
     assert "epoch 2/2  loss" in result.stdout
 
 
-@pytest.mark.parametrize(("target", "text"), [("0.1", r"reached in \d.* s, \d epochs?"), ("1", "not reached")])
+@pytest.mark.parametrize(("target", "text"), [("0.1", r"reached in \d.* s: \d epochs? of"), ("1", "not reached")])
 def test_a_target_accuracy_stops_the_run_and_says_when(target: str, text: str, tmp_path: Path) -> None:
     arguments = ["--epochs", 4, "--target-accuracy", target, "--lr", 1e-4, "--run-dir", tmp_path / "run"]
     result = pd_train("--plan", write_plan(tmp_path), *arguments)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import click
+
 from pd_format.errors import UserError
 from pd_train.comparison import comparison_table
 from pd_train.metrics import METRICS
@@ -30,11 +32,15 @@ def report_runs(folders: Sequence[Path], output: Path | None, given: Mapping[str
         typed: those on the command line.
 
     Raises:
-        UserError: an option means nothing here, `--report` is missing, or see `show_report`.
+        click.UsageError: `--report` is missing.
+        UserError: an option means nothing here, or see `show_report`.
     """
     if "report" not in typed:
-        what = f"--output {output}" if output is not None else str(folders[0])
-        raise UserError(f"{what}: belongs to --report, as in --report runs/a runs/b; what trains takes options only.")
+        if not folders:
+            raise click.UsageError(f"--output {output} belongs to --report, as in --report runs/a --output pictures.")
+        raise click.UsageError(
+            f"Got unexpected extra argument ({folders[0]}): a plan follows --plan, folders of runs follow --report."
+        )
     for name in sorted(typed - _TAKEN):
         raise UserError(f"--{name.replace('_', '-')} means nothing with --report, which trains nothing.")
     show_report(folders, output, given["target_metric"], given["target_accuracy"])
