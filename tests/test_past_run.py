@@ -67,7 +67,7 @@ def write_run(
     (folder / "options.json").write_text(json.dumps({"format": "pipedream-run", "version": 1, "options": kept}))
     lines = [EpochMetrics(n, seconds, 24, 48.0, 0.5, 0.2, accuracy).line() for n, accuracy in enumerate(accuracies)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    timed = [timing_line(plan, epoch, workers()) + "\n" for epoch in range(len(accuracies))]
+    timed = [timing_line(plan, epoch, workers(), share_cores=True) + "\n" for epoch in range(len(accuracies))]
     (folder / "timing.jsonl").write_text("".join(timed))
     return folder
 
@@ -154,8 +154,8 @@ def test_an_emulated_run_has_times_but_no_results(tmp_path: Path, plan: Plan) ->
 
 def test_lines_of_another_plan_are_left_out(plan: Plan) -> None:
     other = plan_of("kit:K1", [InputSpec(name="input", shape=(4, 16), dtype="float32")], "1-2", ["1"])
-    lines = [timing_line(other, 0, workers()), timing_line(plan, 1, workers())]
-    assert len(timings_of(lines, plan)) == 1
+    lines = [timing_line(other, 0, workers(), True), timing_line(plan, 1, workers(), True)]
+    assert len(timings_of(lines, plan).epochs) == 1
 
 
 def test_a_folder_without_a_run_and_damaged_files_are_refused(tmp_path: Path, plan: Plan) -> None:
@@ -264,7 +264,8 @@ def test_event_files_hold_the_figures_of_the_run(tmp_path: Path) -> None:
     files.handle(Progress("validation", 0, 2, 1, 1, 4, 0.1, 9.0))
     files.handle(EpochEnded(EpochMetrics(0, 3.0, 8, 10.0, 1.5, 0.25, None, "perplexity", 1.25), 2))
     files.handle(Progress("training", 1, 2, 2, 8, 8, 1.0, 0.5))
-    files.handle(PipelineStatus((StageStatus(1, 0.75, "", "", None, None), StageStatus(1, None, "", "", None, None))))
+    stages = [StageStatus(1, busy, "", 0.0, "", 0.0, "", "", None, None) for busy in (0.75, None)]
+    files.handle(PipelineStatus(tuple(stages)))
     files.close()
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()

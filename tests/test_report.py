@@ -223,32 +223,29 @@ def test_a_run_that_is_faster_than_planned_says_so() -> None:
 
 
 def test_a_slow_stage_is_named_with_what_would_help() -> None:
-    hosts = tuple({"address": f"host{rank}", "port": 29500} for rank in range(3))
-    apart = Plan.model_validate({**plan().model_dump(), "hosts": hosts})
+    chosen = plan()
     workers = [*first(forward=4.5, backward=6), second(10.5)]
-    found = named(workers, apart)
+    found = named(workers, chosen)
     assert (found.case, found.stage) == ("compute", 0)
     assert found.share == pytest.approx(2.5 / 10.5)
     assert "Stage 0 sets the pace and computes 31 % slower than planned (10.5 ms a minibatch, 8 ms" in found.sentence
     assert "profile on these machines at this minibatch size (4) and plan again." in found.sentence
-    together = named(workers, setting=Setting(threads=1))
-    assert "the 3 workers share this machine, which no profile of one alone shows: profile with --threads 1" in (
+    together = named(workers, setting=Setting(threads=1, share_cores=True))
+    assert "workers share cores with others, which no profile of one alone shows: profile with --threads 1" in (
         together.sentence
     )
 
 
 def test_workers_that_take_each_other_s_cores_are_slow_in_all_that_they_do() -> None:
     workers = [*first(forward=4.5, backward=6, other=5), second(15.5)]
-    assert named(workers).case == "compute"
-    hosts = tuple({"address": f"host{rank}", "port": 29500} for rank in range(3))
-    assert named(workers, Plan.model_validate({**plan().model_dump(), "hosts": hosts})).case == "messages"
+    assert named(workers, setting=Setting(share_cores=True)).case == "compute"
+    assert named(workers).case == "messages"
 
 
 def test_replicas_that_would_be_better_elsewhere_are_said() -> None:
-    hosts = tuple({"address": f"host{rank}", "port": 29500} for rank in range(4))
-    apart = Plan.model_validate({**plan("3-1", (9.0, 3.0), 3.0).model_dump(), "hosts": hosts})
+    chosen = plan("3-1", (9.0, 3.0), 3.0)
     workers = [worker(8, 7, forward=6, wait_gradients=12) for _ in range(3)] + [worker(24, 21, backward=6)]
-    found = named(workers, apart)
+    found = named(workers, chosen)
     assert (found.case, found.stage) == ("compute", 1)
     assert "100 % slower than planned" in found.sentence
     assert found.sentence.endswith("or try pd-plan --config 2-2.")

@@ -64,12 +64,14 @@ class Setting:
     threads: int | None = None
     """Of each worker."""
     emulated: bool = False
+    share_cores: bool = False
+    """Whether workers ran on a CPU beside others."""
 
     @classmethod
-    def of(cls, options: RunOptions) -> Setting:
+    def of(cls, options: RunOptions, share_cores: bool) -> Setting:
         """That of a run."""
         mode, is_emulated = options.mode, options.emulate is not None
-        return cls(mode.sync, mode.flush, options.checkpoint_every, options.threads, is_emulated)
+        return cls(mode.sync, mode.flush, options.checkpoint_every, options.threads, is_emulated, share_cores)
 
 
 def find_bottleneck(plan: Plan, figures: Breakdown, setting: Setting) -> Bottleneck:
@@ -99,7 +101,7 @@ def find_bottleneck(plan: Plan, figures: Breakdown, setting: Setting) -> Bottlen
         return _good(plan, figures, pacing, difference)
     causes = _causes(figures, pacing)
     case = max(causes, key=lambda each: causes[each])
-    if _is_shared(plan) and not setting.emulated and causes.get("compute", 0.0) >= ALIKE:
+    if setting.share_cores and causes.get("compute", 0.0) >= ALIKE:
         case = "compute"  # Where workers take each other's cores, all that they do is slower, and this says why.
     share = causes[case]
     if share < ALIKE and difference is None:
@@ -241,20 +243,15 @@ def _sentence(case: str, share: float, plan: Plan, figures: Breakdown, stage: St
 def _compute_advice(plan: Plan, figures: Breakdown, setting: Setting) -> str:
     if setting.emulated:
         return "raise --time-scale for more exact waits, or plan from the profile that is emulated"
-    if _is_shared(plan):
+    if setting.share_cores:
         threads = "" if setting.threads is None else f" with --threads {setting.threads}"
         return (
-            f"the {plan.workers} workers share this machine, which no profile of one alone shows: profile{threads}, as "
-            "they run, or give each a machine"
+            "its workers share cores with others, which no profile of one alone shows: "
+            f"profile{threads}, as they run, or give each a machine"
         )
     advice = f"profile on these machines at this minibatch size ({plan.minibatch_size}) and plan again"
     better = _better_config(figures.stages)
     return advice if better is None else f"{advice}, or try pd-plan --config {better}"
-
-
-def _is_shared(plan: Plan) -> bool:
-    """Whether several workers run on one machine."""
-    return not plan.hosts and plan.workers > 1
 
 
 def _better_config(stages: Sequence[StageBreakdown]) -> str | None:

@@ -125,7 +125,7 @@ class Training:
             is_asked = self._place.replica == 0 and not options.evaluate_only
             part_with(transport, inbox, state() if is_asked else {}, assembled.runner.statistics())
             return
-        watch = Watch(options, assembled.runner, inbox, company.clock_errors, company.tell)
+        watch = Watch(options, assembled.runner, inbox, company.clock_errors, company.tell, self._device.type)
         lead = Lead(
             options,
             assembled.runner,
@@ -173,7 +173,7 @@ class Emulating:
         assert options.minibatches is not None
         count = EmulatedMinibatches(options.minibatches, options.plan.minibatch_size)
         transport, inbox, tell = company.transport, company.inbox, company.tell
-        watch = Watch(options, runner, inbox, company.clock_errors, tell)
+        watch = Watch(options, runner, inbox, company.clock_errors, tell, "emulated")
         lead = Lead(options, runner, transport, inbox, (count, count), None, "emulated", tell, None, None, watch)
         lead.emulate(self._emulation, self._stage.engine.ends)
 

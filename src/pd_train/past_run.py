@@ -79,11 +79,11 @@ def read_run(folder: Path, target: float | None = None) -> PastRun:
             timings = timings_of(_lines(timing), plan)
         except ValueError as error:
             raise _damaged(timing, error) from None
-        setting = _setting(plan, options, emulated=time_scale is not None)
+        setting = _setting(plan, options, time_scale is not None, timings.share_cores)
         peaks = ended.peak_memory_bytes
         if peaks is not None and len(peaks) != len(plan.stages):
             peaks = None
-        performance = performance_of(plan, epochs, timings, setting, metric, target, peaks, time_scale or 1.0)
+        performance = performance_of(plan, epochs, timings.epochs, setting, metric, target, peaks, time_scale or 1.0)
         ended = replace(ended, performance=performance)
     return PastRun(
         folder=folder,
@@ -157,13 +157,13 @@ def _is_held(folder: Path) -> bool:
     return False
 
 
-def _setting(plan: Plan, options: Mapping[str, Any], emulated: bool) -> Setting:
+def _setting(plan: Plan, options: Mapping[str, Any], emulated: bool, share_cores: bool) -> Setting:
     def whole(name: str) -> int | None:
         value = options.get(name)
         return value if type(value) is int else None
 
     sync = options.get("sync") or ("bsp" if len(plan.stages) == 1 else "overlap")
-    return Setting(str(sync), whole("flush"), whole("checkpoint_every"), whole("threads"), emulated)
+    return Setting(str(sync), whole("flush"), whole("checkpoint_every"), whole("threads"), emulated, share_cores)
 
 
 def _epochs(path: Path, metric: str) -> Iterator[EpochMetrics]:

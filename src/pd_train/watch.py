@@ -42,6 +42,7 @@ class Watch:
         inbox: of this worker.
         clock_errors: seconds by which each worker's clock may be off.
         tell: takes events for the display.
+        device: kind that workers compute on.
     """
 
     def __init__(
@@ -51,9 +52,12 @@ class Watch:
         inbox: Inbox,
         clock_errors: Mapping[int, float],
         tell: Callable[[Event], None],
+        device: str,
     ) -> None:
         self._options = options
         self._plan = options.plan
+        machines = len({host.address for host in options.plan.hosts}) or 1
+        self._share_cores = device == "cpu" and machines < options.plan.workers
         self._run_dir = options.run_dir
         self._inbox = inbox
         self._clock_errors = clock_errors
@@ -85,7 +89,7 @@ class Watch:
             lambda: min(self._told) == self._segments,
             lambda: f"worker {self._told.index(min(self._told))} to tell where its time went",
         )
-        self._lines.append(timing_line(self._plan, epoch, self._sums))
+        self._lines.append(timing_line(self._plan, epoch, self._sums, self._share_cores))
         self._sums = [WorkerTiming() for _ in self._sums]
         write_text(self._run_dir / TIMING, "".join(line + "\n" for line in self._lines), make_folder=False)
         if any(len(rows) for rows in self._rows):
@@ -98,8 +102,8 @@ class Watch:
         return performance_of(
             self._plan,
             epochs,
-            timings_of(self._lines, self._plan),
-            Setting.of(options),
+            timings_of(self._lines, self._plan).epochs,
+            Setting.of(options, self._share_cores),
             options.metric,
             options.target_metric,
             peaks,
