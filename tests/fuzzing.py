@@ -30,8 +30,9 @@ from pd_format.profile import Device, InputSpec, LayerProfile, ModelSpec, Profil
 from pd_train.admission import GREETING, Admission
 from pd_train.checkpoint.part import DamagedPart, Range, ShardSlice, load_part, write_part
 from pd_train.forms import plan_problem
+from pd_train.packing import Region, aligned
 from pd_train.routing import place_of
-from pd_train.wire import Message, WireError, decode, encode
+from pd_train.wire import Message, Opened, WireError, decode, encode
 
 __all__ = ["Target", "targets"]
 
@@ -150,6 +151,9 @@ def wire_target(plan: Plan) -> Target:
 
     def feed(frames: list[bytes]) -> bool:
         admission = Admission(lambda message: plan_problem(plan, place, message))
+        with contextlib.suppress(WireError):  # As if the bytes had come apart from the header.
+            apart = b"".join(frame.ljust(aligned(len(frame)), b"\0") for frame in frames[1:])
+            Opened(frames[0] if frames else b"", (RUN,)).read(Region(memoryview(bytearray(apart))))
         try:
             message = decode(frames, RUN)
         except WireError:

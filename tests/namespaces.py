@@ -10,6 +10,7 @@ Nothing touches the machine's own network. It needs root and iproute2.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ def why_not() -> str | None:
 
 
 _REASON = why_not()
+_NUMBERS = itertools.count()
 needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
 
 
@@ -40,7 +42,7 @@ class Network:
     """Some hosts on one switch."""
 
     def __init__(self, hosts: int, rate: str | None) -> None:
-        self._name = f"pd{os.getpid()}"
+        self._name = f"pd{os.getpid()}n{next(_NUMBERS)}"
         self._hosts = hosts
         self._rate = rate
         self.addresses = [f"10.77.0.{host + 1}" for host in range(hosts)]

@@ -83,7 +83,7 @@ class Stranger:
                     message = Message(kind, sender, 1, sequence, body)
                     plausible.append(list(map(bytes, encode(message, mark, sequence))))
         whole = encode(Message("forward", 0, 1, 5, ((tensor,), None, 0)), mark, 7)
-        announced = [mark, "forward", 0, 7, 1, 5, 0.0, "x", "float32", 1, 10**12 // 4, False, False]
+        announced = [mark, "forward", 0, 7, 1, 5, 0.0, 0, "x", "float32", 1, 10**12 // 4, False, False]
         return [
             *plausible,
             *([*frames, *frames[1:]] for frames in plausible[:3]),  # A repeated frame.

@@ -138,3 +138,39 @@ def test_a_network_that_nobody_calls_trusted_is_refused(network: Network, tmp_pa
     assert result.returncode == 1
     assert "worker 0 is on 10.77.0.1, so activations" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+END = """
+import sys, torch
+from pd_train.transport import Transport
+from pd_train.wire import Message
+
+rank, own, other = int(sys.argv[1]), *sys.argv[2:4]
+end = Transport(rank, "run-1", own, 29700, peer_timeout=1.0)
+end.connect({1 - rank: (other, 29700)})
+end.send(1 - rank, Message("forward", rank, 0, 0, None))
+print(type(end.receive(timeout=30)).__name__, flush=True)
+if rank == 0:
+    end.send(1, Message("forward", 0, 0, 1, torch.arange(5_000_000, dtype=torch.int32)))
+    print(end.receive(timeout=30), flush=True)
+else:
+    received = end.receive(timeout=30)
+    print(received.body.sum().item() if isinstance(received, Message) else received, flush=True)
+    end.send(0, Message("forward", 1, 0, 1, "thanks"))
+end.close(linger=5)
+"""
+
+
+def test_a_link_that_is_slow_is_not_taken_for_one_that_is_dead() -> None:
+    """One tensor takes it for four times as long as a peer may be silent."""
+    with network_of(2, "40mbit") as slow:
+        programs = [
+            subprocess.Popen(
+                slow.command(rank, [sys.executable, "-c", END, str(rank), *slow.addresses[:: 1 - 2 * rank]]),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        (_, first, errors), (_, second, _) = end(programs)
+    assert "'thanks'" in first, first + errors
+    assert second.split() == ["Message", str(4_999_999 * 2_500_000)]

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Iterator
 
+import msgpack
 import pytest
 import torch
 import zmq
 
 from pd_format.errors import UserError
+from pd_train.admission import GREETING
 from pd_train.transport import PeerLost, Transport
-from pd_train.wire import Message
+from pd_train.wire import Message, encode, seal
 
 RUN = "run-1"
 
@@ -49,6 +52,80 @@ def test_a_large_tensor_arrives_and_its_bytes_are_counted(pair: tuple[Transport,
     assert isinstance(received, Message)
     assert torch.equal(received.body, big)
     assert 8_000_000 < a.sent_bytes["forward"] < 8_001_000
+
+
+def test_large_and_small_tensors_arrive_in_order_both_ways(pair: tuple[Transport, Transport]) -> None:
+    sizes = (3, 3 << 20, 100, (1 << 20) + 7, 70_000, 0)
+    bodies = [[torch.randint(256, (size,), dtype=torch.uint8) for size in sizes], [torch.ones(9)]] * 3
+    for one, other in (pair, pair[::-1]):
+        for index, body in enumerate(bodies):
+            one.send(other.rank, message(index, body, sender=one.rank))
+        for index, body in enumerate(bodies):
+            received = other.receive(timeout=20)
+            assert isinstance(received, Message)
+            assert received.index == index
+            assert received.size > sum(tensor.nbytes for tensor in body)
+            assert all(map(torch.equal, received.body, body))
+            assert all(tensor.data_ptr() % 64 == 0 for tensor in received.body)
+        assert other.receive() is None
+
+
+def test_news_of_a_failure_does_not_wait_for_what_is_large(pair: tuple[Transport, Transport]) -> None:
+    a, b = pair
+    for index in range(3):
+        a.send(1, message(index, torch.zeros(50 << 20, dtype=torch.uint8)))
+    a.send(1, message(0, ("why", False), kind="failed"))
+    kinds = []
+    while len(kinds) < 4:
+        received = b.receive(timeout=20)
+        assert isinstance(received, Message)
+        kinds.append(received.kind)
+    assert kinds.index("failed") < 3
+
+
+def test_what_is_large_fills_memory_that_is_there_already(pair: tuple[Transport, Transport]) -> None:
+    a, b = pair
+    places = set()
+    for index in range(30):
+        a.send(1, message(index, torch.zeros(2 << 20, dtype=torch.uint8)))
+        received = b.receive(timeout=20)
+        assert isinstance(received, Message)
+        places.add(received.body.data_ptr())
+        del received
+    assert len(places) <= 2
+
+
+def test_a_strangers_pieces_disturb_nobodys(pair: tuple[Transport, Transport]) -> None:
+    """One that does not greet, and one that does so in the name of a worker that never came."""
+    a, b = pair
+    large = Message("forward", 2, 0, 0, torch.zeros(3 << 20, dtype=torch.uint8))
+    header = seal(large, RUN).header(1)
+    terabyte = seal(dataclasses.replace(large, sequence=1), RUN)
+    terabyte = dataclasses.replace(terabyte, _end=terabyte._end.replace(msgpack.packb(3 << 20), msgpack.packb(10**12)))
+    piece = [b"", bytes(1 << 20)]
+    greeting = [bytes(each) for each in encode(Message(GREETING, 2, 0, 0), RUN)]
+    dues = {
+        "pieces of no message": [piece, [b"", b""], [b"", b"x", b"y"]],
+        "not greeted": [[header], piece, piece],
+        "a terabyte": [greeting, [terabyte.header(1)], piece, piece, [header], [b"", bytes((1 << 20) + 1)], piece],
+        "twice": [greeting, [header, b"more"], [b"", b""], [b""]],
+    }
+    for messages in dues.values():
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = -1
+            dealer.connect(f"tcp://127.0.0.1:{b.port}")
+            for index in range(3):
+                a.send(1, message(index, torch.full((3 << 20,), index, dtype=torch.uint8)))
+                for each in messages[len(messages) * index // 3 : len(messages) * (index + 1) // 3]:
+                    dealer.send_multipart(each)
+        for index in range(3):
+            received = b.receive(timeout=20)
+            assert isinstance(received, Message)
+            assert received.body.tolist()[:: 1 << 20] == [index] * 3
+    while b.refused < 13:
+        assert b.receive(timeout=0.01) is None
+    assert b.receive(timeout=0.05) is None
+    assert b.refused == 13
 
 
 def test_sending_does_not_wait_for_a_peer_that_is_not_there() -> None:

@@ -106,7 +106,7 @@ def test_what_cannot_travel_is_refused_by_name() -> None:
             encode(Message("forward", 0, 0, 0, body), RUN)
 
 
-def header(*body: object, run: str = RUN, start: tuple[object, ...] = ("forward", 0, 0, 0, 0, 0.0)) -> bytes:
+def header(*body: object, run: str = RUN, start: tuple[object, ...] = ("forward", 0, 0, 0, 0, 0.0, 0)) -> bytes:
     return b"".join(map(msgpack.packb, (run, *start, *body)))
 
 
@@ -133,12 +133,12 @@ LISTS = b"\xdd\x00\xff\xff\xff" * 1000
         ([header({"a": 1})], "cannot be read"),
         ([header([])], "a list in a header"),
         ([header(msgpack.ExtType(4, b""))], "a ExtType in a header"),
-        ([header(None, start=(7, 0, 0, 0, 0, 0.0))], "a int in a header where text"),
-        ([header(None, start=("forward", -1, 0, 0, 0, 0.0))], "a number from 0"),
-        ([header(None, start=("forward", 0, True, 0, 0, 0.0))], "a number from 0"),
-        ([header(None, start=("forward", 0, 0, 2**48, 0, 0.0))], "a number from 0"),
-        ([header(None, start=("forward", 0, 0, 0, 0, 1))], "where a time is expected"),
-        ([header(None, start=("forward", 0, 0, 0, 0, float("nan")))], "where a time is expected"),
+        ([header(None, start=(7, 0, 0, 0, 0, 0.0, 0))], "a int in a header where text"),
+        ([header(None, start=("forward", -1, 0, 0, 0, 0.0, 0))], "a number from 0"),
+        ([header(None, start=("forward", 0, True, 0, 0, 0.0, 0))], "a number from 0"),
+        ([header(None, start=("forward", 0, 0, 2**48, 0, 0.0, 0))], "a number from 0"),
+        ([header(None, start=("forward", 0, 0, 0, 0, 1, 0))], "where a time is expected"),
+        ([header(None, start=("forward", 0, 0, 0, 0, float("nan"), 0))], "where a time is expected"),
         ([tensor_header()], "0 bytes of a tensor of 8"),
         ([tensor_header(), bytes(4)], "4 bytes of a tensor of 8"),
         ([tensor_header(), bytes(4), b"", bytes(4)], "do not add up"),

@@ -36,11 +36,16 @@ class Admission:
         self._due: Counter[int] = Counter()
 
     def check(self, connection: bytes, message: Message) -> None:
-        """Note a message that has arrived.
+        """Note a message that has arrived whole; arguments and errors as for `begin`."""
+        self.begin(connection, message)
+        self.end(message)
+
+    def begin(self, connection: bytes, message: Message) -> None:
+        """Note a message of which the header has arrived.
 
         Args:
             connection: marks where it came from.
-            message: whole, and of this run.
+            message: of this run; its body is not looked at.
 
         Raises:
             WireError: it is not to be taken.
@@ -56,6 +61,13 @@ class Admission:
             what = "repeated" if message.sequence < self._due[sender] else "too early"
             raise WireError(f"message {message.sequence} of worker {sender} is {what}: {self._due[sender]} is due")
         self._due[sender] += 1
+
+    def end(self, message: Message) -> None:
+        """The whole of it is there.
+
+        Raises:
+            WireError: it is not to be taken.
+        """
         if (problem := self._problem(message)) is not None:
             raise WireError(problem)
 

@@ -16,7 +16,10 @@ import numpy
 import torch
 from torch import Tensor
 
-__all__ = ["Reader", "WireError", "pack"]
+__all__ = ["ALIGNMENT", "Frames", "Reader", "Region", "WireError", "aligned", "pack"]
+
+ALIGNMENT = 64
+"""Bytes: what torch's own tensors are aligned to, and so those within one buffer too."""
 
 _MOST_DEPTH = 100
 _MOST_DIMENSIONS = 64
@@ -35,6 +38,11 @@ _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 class WireError(Exception):
     """Frames that are no message of this run, or a value that cannot travel; the text says what was found."""
+
+
+def aligned(size: int) -> int:
+    """A number of bytes, rounded up so that what follows is aligned."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def pack(value: Any, frame_bytes: int) -> tuple[list[Any], list[bytes | memoryview]]:
@@ -127,14 +135,22 @@ class Reader:
 
     Args:
         scalars: whatever msgpack has read.
-        frames: buffers.
     """
 
-    def __init__(self, scalars: list[Any], frames: Sequence[Any]) -> None:
+    def __init__(self, scalars: list[Any]) -> None:
         scalars.reverse()
         self._scalars = scalars
         self._take = scalars.pop
-        self._frames = iter(frames)
+        self._source: Frames | Region = Frames(())
+
+    def read(self, source: Frames | Region) -> Any:
+        """The one value that is left, its tensors' bytes from a source; nothing may be left over of either."""
+        self._source = source
+        value = self.value()
+        if self._scalars:
+            raise WireError("a header that goes on behind its message")
+        source.finish()
+        return value
 
     def text(self) -> str:
         """The next scalar."""
@@ -187,17 +203,6 @@ class Reader:
             return self._dict(depth - 1)
         raise WireError(f"{found[:40]!r} in a header, which announces nothing")
 
-    def finish(self) -> None:
-        """Make sure that nothing is left over.
-
-        Raises:
-            WireError: something is.
-        """
-        if self._scalars:
-            raise WireError("a header that goes on behind its message")
-        if next(self._frames, None) is not None:
-            raise WireError("more frames than the header announces")
-
     def _dict(self, depth: int) -> dict[Any, Any]:
         count = self.whole(_MOST_ELEMENTS)
         result: dict[Any, Any] = {}
@@ -233,7 +238,7 @@ class Reader:
         wants_gradient = self.truth()
         if wants_gradient and not (dtype.is_floating_point or dtype.is_complex):
             raise WireError(f"a gradient asked for {dtype}")
-        raw = self._bytes(math.prod(shape) * dtype.itemsize).view(dtype)
+        raw = self._source.take(math.prod(shape) * dtype.itemsize).view(dtype)
         if order is None:
             tensor = raw.view(shape)
         else:
@@ -241,7 +246,19 @@ class Reader:
             tensor = raw.view([shape[dimension] for dimension in order]).permute(inverse)
         return tensor.requires_grad_() if wants_gradient else tensor
 
-    def _bytes(self, expected: int) -> Tensor:
+
+class Frames:
+    """Bytes of tensors as they come in a message's own frames; a tensor has one or more to itself.
+
+    Args:
+        frames: buffers.
+    """
+
+    def __init__(self, frames: Sequence[Any]) -> None:
+        self._frames = iter(frames)
+
+    def take(self, expected: int) -> Tensor:
+        """The next bytes, in memory of their own."""
         parts: list[memoryview] = []
         found = 0
         while found < expected:
@@ -261,3 +278,41 @@ class Reader:
             memory[start : start + part.nbytes] = numpy.frombuffer(part, numpy.uint8)
             start += part.nbytes
         return raw
+
+    def finish(self) -> None:
+        """Make sure that nothing is left over.
+
+        Raises:
+            WireError: something is.
+        """
+        if next(self._frames, None) is not None:
+            raise WireError("more frames than the header announces")
+
+
+class Region:
+    """Bytes of tensors that lie one behind the other in one buffer, each aligned; nothing is copied any more.
+
+    Args:
+        buffer: writable; kept alive by each of the tensors.
+    """
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self._start = 0
+
+    def take(self, expected: int) -> Tensor:
+        """The next bytes."""
+        stop = self._start + expected
+        if stop > len(self._buffer):
+            raise WireError(f"{len(self._buffer) - self._start} bytes of a tensor of {expected}")
+        if not expected:
+            return torch.empty(0, dtype=torch.uint8)
+        # Each tensor has a storage, and a count of versions, of its own.
+        raw = torch.frombuffer(self._buffer[self._start : stop], dtype=torch.uint8)
+        self._start = aligned(stop)
+        return raw
+
+    def finish(self) -> None:
+        """As for `Frames`."""
+        if self._start != len(self._buffer):
+            raise WireError("more bytes than the header announces")
