@@ -77,12 +77,13 @@ def _figures(view: View, progress: Progress, width: int) -> Text:
     """As many figures as fit: what matters least is shortened or left out first."""
     age, end = view.progress_age_s, progress.done == progress.minibatches
     usual = progress.seconds / progress.done if progress.done else 0.0
-    left, style = [f"{duration_text(view.left)} left"], ""
+    whole = None if view.left is None else max(0.0, view.left - age)
+    left, style = [f"{duration_text(whole)} left"], ""
     if view.activity is None and age > max(SILENT_S, 3 * usual):
         left, style = [f"{progress.phase} ended {age:.0f} s ago" if end else f"no minibatch for {age:.0f} s"], "yellow"
     elif progress.epochs > 1 and progress.done:
-        epoch = usual * (progress.minibatches - progress.done)
-        left.insert(0, f"{duration_text(epoch)} left, {duration_text(view.left)} in all epochs")
+        epoch = max(0.0, usual * (progress.minibatches - progress.done) - age)
+        left.insert(0, f"{duration_text(epoch)} left, {duration_text(whole)} in all epochs")
     pieces = [[rate_text(pace_of(progress)), ""], [f"loss {loss_text(progress.loss)}"], _validation(view), left]
     if progress.phase == EMULATION:
         pieces = [left]

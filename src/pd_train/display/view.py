@@ -80,7 +80,7 @@ class View:
         if isinstance(event, RunStarted):
             self._workers, self.layers = event.workers, event.layers
         elif isinstance(event, WorkersStart):
-            self.progress, self.left, self.stages = None, None, ()
+            self.progress, self.left, self.activity, self.stages = None, None, None, ()
             self._be_about(f"starting {count_text(self._workers, 'worker')}")
         elif isinstance(event, WorkersMet):
             self._be_about("preparing to run")
