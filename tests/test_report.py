@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from pd_format.plan import Plan
 from pd_format.profile import InputSpec
-from pd_train.bottleneck import Setting, find_bottleneck
-from pd_train.breakdown import Bottleneck, TimeToTarget
+from pd_train.bottleneck import WORDS, Setting, find_bottleneck
+from pd_train.breakdown import (
+    Bottleneck,
+    Breakdown,
+    Performance,
+    StageBreakdown,
+    TimeToTarget,
+    TransferBreakdown,
+)
 from pd_train.events import EpochMetrics
 from pd_train.recorder import Recorder
 from pd_train.report import break_down, performance_of, time_to_target
@@ -308,3 +316,12 @@ def test_where_no_single_thing_stands_out_the_sentence_says_so() -> None:
 def test_without_a_prediction_the_busiest_stage_is_named() -> None:
     found = named([*first(), FINE], plan(compute=(0, 0), predicted=0))
     assert (found.case, found.stage, found.share) == ("computing", 0, 1.0)
+
+
+def test_the_page_about_the_report_names_every_figure_and_case() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
+    records = (Breakdown, StageBreakdown, TransferBreakdown, Bottleneck, TimeToTarget, Performance)
+    names = {field.name for record in records for field in dataclasses.fields(record)}
+    cases = {"as planned", "faster than planned", "start-up and drain", "many small things", "computing", "too short"}
+    missing = {name for name in names | cases | set(WORDS) if name not in page}
+    assert not missing

@@ -41,7 +41,7 @@ _SLOW_REPLICA = 1.2
 """Times the fastest worker of its stage."""
 
 
-_WORDS = {
+WORDS = {
     "compute": "computing beyond what was planned",
     "slow replica": "one replica's computing beyond what was planned",
     "data": "waiting for data",
@@ -119,7 +119,7 @@ def find_bottleneck(plan: Plan, figures: Breakdown, setting: Setting) -> Bottlen
             share,
             f"A minibatch takes {_ms(figures.minibatch_ms)}, {_percent(difference)} more than the "
             f"{_ms(figures.predicted_minibatch_ms)} planned, and no single thing accounts for that: the largest of "
-            f"stage {pacing.index}'s time is {_WORDS[case]}, {_percent(share)}.",
+            f"stage {pacing.index}'s time is {WORDS[case]}, {_percent(share)}.",
         )
     return Bottleneck(case, pacing.index, share, _sentence(case, share, plan, figures, pacing, setting))
 

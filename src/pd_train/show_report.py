@@ -100,8 +100,9 @@ def _compare(runs: Sequence[PastRun], target: float | None, stream: TextIO) -> N
 
 
 def _draw(runs: Sequence[PastRun], output: Path | None, target: float | None, stream: TextIO) -> None:
+    console = open_console(stream, terminal=None)
     if importlib.util.find_spec("matplotlib") is None:
-        print("\nPictures take matplotlib: pip install 'pipedream[plots]'", file=stream)
+        console.print("\nPictures take matplotlib: pip install 'pipedream[plots]'")
         return
     from pd_train.pictures import draw_metric, draw_timeline
 
@@ -115,6 +116,6 @@ def _draw(runs: Sequence[PastRun], output: Path | None, target: float | None, st
         written += draw_timeline(runs[0], folder)
     if written:
         names = sorted({path.with_suffix("").name for path in written})
-        print(f"\nPictures in {folder}, as .svg and .png: {', '.join(names)}", file=stream)
+        console.print(f"\nPictures in {folder}, as .svg and .png: {', '.join(names)}")
     else:
-        print("\nThere is nothing to draw: no epoch is over.", file=stream)
+        console.print("\nThere is nothing to draw: no epoch is over.")
