@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test chaos fuzz lint types check format bench profiles models clean
+.PHONY: help install demo test test-launchers chaos fuzz lint types check format bench profiles models clean
 
 help: ## Say what there is
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 install: $(INSTALLED) ## Make .venv and install the three programs into it
 
@@ -21,6 +21,11 @@ demo: $(INSTALLED) ## Profile, plan and train a small network on real data with 
 
 test: $(INSTALLED) ## Run the tests
 	$(BIN)/python -m pytest
+
+test-launchers: $(INSTALLED) ## Run the tests under real launchers: Slurm, Open MPI, torchrun; as root it installs them
+	tests/install-packages.sh munge slurmctld slurmd slurm-client openmpi-bin iproute2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[clusters]' || echo "no schema of Kubernetes here"
+	timeout 420 $(BIN)/python -m pytest -m launchers
 
 chaos: $(INSTALLED) ## Kill workers at 50 random moments of one run; up to 15 minutes (KILLS=50 SEED=0)
 	timeout 900 $(BIN)/python -m pytest -m slow -s tests/test_restarts.py

@@ -102,6 +102,19 @@ class Slurm:
             self._daemon("unshare", "--mount", "sh", "-c", within)
         self._until(self._nodes_are_idle, "both nodes to be idle")
 
+    def wait_for_job(self, number: str, seconds: float = 120.0) -> int:
+        """Wait until a batch job is over, and return its exit code. `sbatch --wait` looks twice a minute at most."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            said = subprocess.run(
+                ["scontrol", "--oneliner", "show", "job", number], env=self.environment, capture_output=True, text=True
+            ).stdout
+            fields = dict(part.split("=", 1) for part in said.split() if "=" in part)
+            if fields.get("JobState") in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"):
+                return int(fields["ExitCode"].partition(":")[0])
+            time.sleep(0.2)
+        raise TimeoutError(f"job {number} is not over after {seconds:.0f} s: {said}")
+
     def stop(self) -> None:
         """Cancel what still runs, and end the daemons, last started first."""
         if self._daemons:

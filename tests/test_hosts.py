@@ -10,7 +10,7 @@ from pd_format.errors import UserError
 from pd_format.hosts import HostSlots, place_workers, read_hosts
 from pd_format.plan import Host, Plan
 from pd_format.profile import InputSpec
-from pd_train.whoami import Identity, expand_nodes, find_identity
+from pd_train.whoami import Identity, cores_of_task, expand_nodes, find_identity
 from plans import HERE, plan_of
 
 
@@ -170,6 +170,14 @@ def test_srun_speaks_pmi_as_well() -> None:
     assert found.ranks == (2,)
     with pytest.raises(UserError, match=r"SLURM_PROCID says 2; PMI's PMI_RANK says 1"):
         identity(environment={**SLURM, "PMI_RANK": "1", "PMI_SIZE": "4"})
+
+
+def test_a_task_of_slurm_has_the_cores_that_were_asked_for_each() -> None:
+    environment = {**SLURM, "SLURM_JOB_NODELIST": "n1", "SLURM_CPUS_PER_TASK": "8"}
+    assert cores_of_task(identity(environment=environment), environment) == 8
+    assert cores_of_task(identity(environment=SLURM | {"SLURM_JOB_NODELIST": "n1"}), SLURM) is None
+    alone = {**environment, "SLURM_STEP_NUM_TASKS": "1"}  # They are for all workers then.
+    assert cores_of_task(identity(environment=alone), alone) is None
 
 
 def test_every_start_has_ports_and_a_name_of_its_own() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import plans
 from pd_format.jsonfile import write_record
 from slurm import Slurm, slurm_cluster, why_not_slurm
 from test_checkpoint import assert_same, options_of, run
@@ -64,6 +65,16 @@ def start(
         print(*process.communicate(timeout=30))
         raise
     return process.returncode, " ".join(output.split()), " ".join(errors.split())
+
+
+def batch(command: Sequence[str], slurm: Slurm, local: Path, folder: Path) -> tuple[int, str, str]:
+    """The same for a batch job: sbatch with its options and script."""
+    code, output, errors = start(
+        ["sbatch", "--parsable", "--output=job.out", *command], local, folder, slurm.environment
+    )
+    assert code == 0, output + errors
+    code = slurm.wait_for_job(output)
+    return code, " ".join((folder / "job.out").read_text().split()), ""
 
 
 def training(local: Path, *more: str) -> list[str]:
@@ -129,12 +140,27 @@ def test_srun_of_another_size_is_refused(
 @needs_slurm
 def test_a_batch_job_that_starts_one_program_has_all_workers_there(slurm: Slurm, local: Path, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("#!/bin/sh\nexec " + " ".join(training(local, "--run-dir", "run")) + "\n")
-    command = ["sbatch", "--wait", "-n", "4", "--output", "job.out", "job.sh"]
-    code, output, errors = start(command, local, tmp_path, slurm.environment)
-    text = (tmp_path / "job.out").read_text()
-    assert code == 0, output + errors + text
+    code, text, _ = batch(["-n", "4", "job.sh"], slurm, local, tmp_path)
+    assert code == 0, text
     assert "starting 4 workers" in text
     assert_same(tmp_path / "run", local / "run")
+
+
+@needs_slurm
+def test_the_batch_script_of_the_examples_trains_on_two_nodes_and_goes_on(
+    slurm: Slurm, local: Path, tmp_path: Path
+) -> None:
+    script = str(plans.HERE.parent / "examples" / "slurm.sbatch")
+    shutil.copy(local / "plan.json", tmp_path)
+    assert start(["pd-train", "--make-key", "job.key"], local, tmp_path)[0] == 0
+    # A node has eight cores here.
+    size = ["--ntasks=4", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2"]
+    command = [*size, "--export=ALL,RUN=run", script, *OPTIONS]
+    ended = batch(command, slurm, local, tmp_path)
+    assert_trained(ended, tmp_path / "run", local, "Slurm's SLURM_PROCID")
+    code, text, _ = batch(command, slurm, local, tmp_path)
+    assert code == 0, text
+    assert "going on from checkpoint epoch-0002" in text
 
 
 @needs_slurm
@@ -177,10 +203,8 @@ def test_mpirun_in_a_slurm_job(slurm: Slurm, local: Path, tmp_path: Path) -> Non
         + " ".join(training(local, "--run-dir", "run", "--hosts", "pdnode1,pdnode1,pdnode1,pdnode2", "--insecure"))
         + "\n"
     )
-    command = ["sbatch", "--wait", "-N2", "-n", "4", "--output", "job.out", "job.sh"]
-    code, output, errors = start(command, local, tmp_path, slurm.environment)
-    text = " ".join((tmp_path / "job.out").read_text().split())
-    assert_trained((code, text, output + errors), tmp_path / "run", local, "Open MPI's OMPI_COMM_WORLD_RANK")
+    ended = batch(["-N2", "-n", "4", "job.sh"], slurm, local, tmp_path)
+    assert_trained(ended, tmp_path / "run", local, "Open MPI's OMPI_COMM_WORLD_RANK")
 
 
 def test_torchrun(local: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from pd_train.metrics import METRICS, settle_metric
 from pd_train.options import OptimizerOptions, RunOptions
 from pd_train.routing import on_the_host_of
 from pd_train.run_folder import clear_logs, continue_run, has_checkpoint, held, make_run_folder, write_options
-from pd_train.whoami import Identity, find_identity
+from pd_train.whoami import Identity, cores_of_task, find_identity
 
 __all__ = ["main"]
 
@@ -495,7 +495,9 @@ def _settle(
         drop_last=drop_last,
         loader_workers=loader_workers,
         skip_corrupt=skip_corrupt,
-        threads=threads or max(1, available_cores() // len(on_the_host_of(plan, identity.ranks[0]))),
+        threads=threads
+        or cores_of_task(identity, os.environ)
+        or max(1, available_cores() // len(on_the_host_of(plan, identity.ranks[0]))),
         metric=metric,
         target_metric=target_metric,
         init_from=init_from,

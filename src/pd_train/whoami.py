@@ -16,7 +16,7 @@ from pd_format.errors import UserError
 from pd_format.hosts import place_workers, read_hosts
 from pd_format.plan import Host, Plan
 
-__all__ = ["Identity", "expand_nodes", "find_identity"]
+__all__ = ["Identity", "cores_of_task", "expand_nodes", "find_identity"]
 
 
 class Identity(NamedTuple):
@@ -185,6 +185,12 @@ def _job_of(launcher: _Launcher, environment: Mapping[str, str]) -> str:
     """`slurm-12.0`: a part of a path, and short enough for people."""
     given = ".".join(environment[name] for name in launcher.job if environment.get(name))
     return re.sub(r"[^\w.-]+", "-", f"{launcher.name.lower()}-{given}").rstrip("-")
+
+
+def cores_of_task(identity: Identity, environment: Mapping[str, str]) -> int | None:
+    """The cores that Slurm has set aside for each of the programs that it started, where it was asked for some."""
+    by_slurm = identity.job is not None and identity.job.startswith(f"{_SLURM.name.lower()}-")
+    return _number(environment, "SLURM_CPUS_PER_TASK") or None if by_slurm else None
 
 
 def expand_nodes(text: str) -> list[str]:
