@@ -198,9 +198,12 @@ def test_mpirun(local: Path, tmp_path: Path) -> None:
 @needs_mpirun
 def test_mpirun_in_a_slurm_job(slurm: Slurm, local: Path, tmp_path: Path) -> None:
     """Slurm's numbers are those of mpirun's daemons, one a node."""
+    assert start(["pd-train", "--make-key", "job.key"], local, tmp_path)[0] == 0
     (tmp_path / "job.sh").write_text(
         "#!/bin/sh\nexec mpirun --allow-run-as-root --oversubscribe -n 4 "
-        + " ".join(training(local, "--run-dir", "run", "--hosts", "pdnode1,pdnode1,pdnode1,pdnode2", "--insecure"))
+        + " ".join(
+            training(local, "--run-dir", "run", "--hosts", "pdnode1,pdnode1,pdnode1,pdnode2", "--key", "job.key")
+        )
         + "\n"
     )
     ended = batch(["-N2", "-n", "4", "job.sh"], slurm, local, tmp_path)
