@@ -110,9 +110,9 @@ def test_what_trains_nothing_takes_no_option_of_training(tmp_path: Path) -> None
 
 @needs_namespaces
 def test_the_figures_are_those_of_the_network(tmp_path: Path) -> None:
-    """Links of 100 Mbit/s each way: two workers that send to a third share its link."""
+    """Links of 40 Mbit/s each way, which a busy machine keeps up with: two that send to a third share its link."""
     code = "from pd_train.cli import main; main()"
-    with network_of(3, "100mbit") as network:
+    with network_of(3, "40mbit") as network:
         hosts = place_workers(read_hosts(",".join(network.addresses)), 3)
         write_record(tmp_path / "plan.json", plan_for(tmp_path, "2-1", hosts, sent=2e6))
         command = [sys.executable, "-c", code, "--plan", str(tmp_path / "plan.json"), "--measure-network", "--insecure"]
@@ -136,7 +136,7 @@ def test_the_figures_are_those_of_the_network(tmp_path: Path) -> None:
             ("0", "1"), ("1", "0"), ("0", "2"), ("1", "2"), ("2", "0"), ("2", "1"),
         ]  # fmt: skip
         for _, _, alone, _ in rows:
-            assert 50 < float(alone) < 120, output
+            assert 20 < float(alone) < 48, output
         at_once = {(a, b): float(rate) for a, b, _, rate in rows}
-        assert 50 < at_once["0", "2"] + at_once["1", "2"] < 120, output
-        assert re.search(r"--bandwidth \d+mbps", output)
+        assert 20 < at_once["0", "2"] + at_once["1", "2"] < 48, output
+        assert re.search(r"--bandwidth [\d.]+mbps", output)

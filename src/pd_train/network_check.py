@@ -149,7 +149,7 @@ class MeasuringNetwork:
     def run(self, company: Company) -> None:
         """Measure, or be measured, until rank 0 is through."""
         if self._rank == 0:
-            company.tell(NetworkMeasured(self._lead(company)))
+            self._lead(company)
             self._part(company)
         else:
             self._follow(company)
@@ -157,7 +157,7 @@ class MeasuringNetwork:
     def close(self) -> None:
         pass
 
-    def _lead(self, company: Company) -> tuple[LinkFigures, ...]:
+    def _lead(self, company: Company) -> None:
         links = links_of(self._plan)
         seconds = max(_LEAST_S, min(_ALONE_S, _ALONE_IN_ALL_S / len(links)))
         duration = seconds * len(links) + _AT_ONCE_S
@@ -165,11 +165,12 @@ class MeasuringNetwork:
         conductor = _Conductor(company, self._plan.workers)
         alone = [conductor.measure([link], seconds)[0] for link in links]
         at_once = conductor.measure(links, _AT_ONCE_S)
-        conductor.end()
-        return tuple(
+        figures = (
             LinkFigures(link.sender, link.receiver, link.what, link.size, alone_bps, at_once_bps, latency_s * 1000)
             for link, (alone_bps, latency_s), (at_once_bps, _) in zip(links, alone, at_once, strict=True)
         )
+        company.tell(NetworkMeasured(tuple(figures)))
+        conductor.end()  # After that the others leave, and would not hear of the figures.
 
     def _follow(self, company: Company) -> None:
         inbox, links = company.inbox, company.links
