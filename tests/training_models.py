@@ -143,3 +143,17 @@ def drawn() -> tuple[Drawn, Drawn]:
 
 def drawn_for_long() -> tuple[Drawn, Drawn]:
     return Drawn(100_000), Drawn(9)
+
+
+def wide() -> nn.Module:
+    """A minibatch of 256 is 512 KiB at each cut, and the second half has more than 256 KiB of parameters a bucket."""
+    return nn.Sequential(
+        nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 64), nn.Linear(64, CLASSES)
+    )
+
+
+def few_wide_samples() -> tuple[TensorDataset, TensorDataset]:
+    """Twenty minibatches of 256."""
+    generator = torch.Generator().manual_seed(5)
+    samples, labels = torch.randn(5120, 64, generator=generator), torch.arange(5120) % CLASSES
+    return TensorDataset(samples, labels), TensorDataset(samples[:256], labels[:256])
