@@ -1,11 +1,12 @@
-"""Speed, as ratios and differences within one run: `make bench`, some four minutes on two idle cores.
+"""Speed, as ratios and differences within one run: `make bench`, some six minutes on two idle cores.
 
-Three questions, each with its goal:
+Four questions, each with its goal:
 
 1. One stage on one machine against a plain PyTorch loop: same model, data, order, optimizer, threads and allocator.
 2. What the runtime adds to a minibatch at a stage. The layers take microseconds and a message has a few kilobytes, so
    nearly all that is measured is the runtime.
 3. How long planning takes.
+4. What the transport reaches of a plain socket, and beside gloo (`benchmarks/transport.py`, in its quick form).
 
 Absolute times on a shared machine are worth little. The two sides of a comparison run in turns, each piece in new
 processes; of a piece the fastest epoch counts, since what disturbs only ever slows down. Neighbouring pieces are
@@ -13,7 +14,7 @@ compared, and the table shows the median and the range of these pairs. Processor
 less, stands beside the time on the clock. On a busy machine only that column means anything.
 
     python benchmarks/bench.py                  all of it
-    python benchmarks/bench.py --only plan      one part: loop, runtime or plan
+    python benchmarks/bench.py --only plan      one part: loop, runtime, plan or transport
     python benchmarks/bench.py --pairs 9        more pairs, for a narrower answer
 """
 
@@ -409,21 +410,32 @@ def _print_row(*cells: str) -> None:
     print("  ".join([f"{first:<28}", *(f"{cell:>14}" for cell in others)]).rstrip(), flush=True)
 
 
+def compare_transport(pairs: int) -> None:
+    """Part 4."""
+    _print_title(
+        "The transport against a plain socket and gloo",
+        "ratios of throughput to the socket's; goal at least 0.9 from 1 MB on a link that has a rate, and above gloo",
+    )
+    command = [sys.executable, str(HERE.parent / "transport.py"), "--quick", "--rounds", str(pairs)]
+    subprocess.run(command, check=True)
+
+
 PARTS: dict[str, Callable[[int], None]] = {
     "loop": compare_with_plain_loop,
     "runtime": measure_runtime,
     "plan": measure_planning,
+    "transport": compare_transport,
 }
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Speed, as ratios and differences within one run.")
-    parser.add_argument("--only", choices=PARTS, help="one part of the three")
+    parser.add_argument("--only", choices=PARTS, help="one part of the four")
     parser.add_argument("--pairs", type=int, default=3, help="pieces of each side, in turns (default 3)")
     asked = parser.parse_args()
     print(f"{asked.pairs} pairs; torch {torch.__version__}, Python {sys.version.split()[0]}")
-    if asked.only != "plan":
+    if asked.only not in ("plan", "transport"):
         # The first run starts the server that every process of the measurement comes from.
         run_pipeline(dataclasses.replace(SMALL, epochs=2), plan_of(SMALL, "1"))
     for name, part in PARTS.items():

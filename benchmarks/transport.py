@@ -8,10 +8,11 @@ Two processes, and between them, all open at once:
     key     the same, encrypted by a key
 
 In each round every way moves the same bytes, one after the other; a ratio compares neighbours within a round, and the
-table shows the median of all rounds. So a busy machine disturbs all of them alike, and only ratios mean anything.
-All four run in the same two processes and so with the same settings of the allocator, which workers have too.
+table shows the median of all rounds. So a busy machine disturbs all of them alike. Processor time, of all threads at
+both ends, stands beside; on a busy machine it means more than the clock, which then tells who has fewer threads.
+All ways run in the same two processes and so with the same settings of the allocator, which workers have too.
 
-    python benchmarks/transport.py               loopback and, as root, a link of 1 Gbit/s between two namespaces
+    python benchmarks/transport.py               loopback and, as root, links between two network namespaces
     python benchmarks/transport.py --quick       under two minutes: few sizes, few rounds
     python benchmarks/transport.py --plain-malloc    with the system's own settings of the allocator
 """
@@ -80,6 +81,16 @@ class Raw:
             self._exactly(self._buffers[size])
         self._stream.sendall(b"!")
 
+    def push(self, tensor: Any, count: int) -> None:
+        """Send only."""
+        for _ in range(count):
+            self._stream.sendall(memoryview(tensor.numpy()).cast("B"))
+
+    def pull(self, tensor: Any, count: int) -> None:
+        """Receive only."""
+        for _ in range(count):
+            self._exactly(memoryview(tensor.numpy()).cast("B"))
+
     def _exactly(self, buffer: memoryview) -> memoryview:
         filled = 0
         while filled < len(buffer):
@@ -141,6 +152,14 @@ class Own:
             del tensor
             self._transport.send(self._peer, self._of("backward", number, None))
 
+    def exchange(self, tensors: Sequence[Any], count: int) -> None:
+        """Send tensors and take as many."""
+        for number in range(count + _UNDER_WAY):
+            if number >= _UNDER_WAY:
+                self._receive()
+            if number < count:
+                self._transport.send(self._peer, self._of("forward", number, (tensors[number % len(tensors)],)))
+
     def _of(self, kind: str, index: int, body: object) -> Any:
         return self._message(kind, self._transport.rank, 0, index, body)
 
@@ -151,20 +170,23 @@ class Own:
 def serve(rank: int, address: str) -> None:
     """One of the two processes: open all ways, then do what is asked, a line each."""
     import torch
-    import zmq
 
     from pd_train.keys import Key
     from pd_train.transport import Transport
 
     torch.set_num_threads(1)
     listener = socket.create_server((address, 0))
+    with socket.create_server((address, 0)) as free:
+        meeting = free.getsockname()[1]
     keys = json.loads(input())
     transports = {
         "own": Transport(rank, _RUN, address),
         "key": Transport(rank, _RUN, address, key=Key(*(half.encode() for half in keys))),
     }
-    assert zmq.has("curve")
-    _say({name: transport.port for name, transport in transports.items()} | {"raw": listener.getsockname()[1]})
+    _say(
+        {name: transport.port for name, transport in transports.items()}
+        | {"raw": listener.getsockname()[1], "gloo": meeting}
+    )
     peer = json.loads(input())
     for name, transport in transports.items():
         transport.connect({1 - rank: (peer["address"], peer[name])})
@@ -174,95 +196,55 @@ def serve(rank: int, address: str) -> None:
         "raw": Raw(stream), "gloo": gloo, "own": Own(transports["own"]), "key": Own(transports["key"]),
     }  # fmt: skip
     tensors: dict[int, list[Any]] = {}
-    back: dict[str, Way] = {}
     _say("ready")
     for line in sys.stdin:
         order = json.loads(line)
-        if order["do"] == "compute":
-            _say(_compute(torch, order["seconds"]))
-            continue
-        size = order["bytes"] // 4
+        size, count = order["bytes"] // 4, order["count"]
         if size not in tensors:
             tensors.clear()
             tensors[size] = [torch.randn(size) for _ in range(_UNDER_WAY + 1)]
-        if order["do"] == "both":
-            # Traffic each way at once while this process computes: the ways of `both` share the connections.
-            _say(_compute_under_traffic(torch, ways[order["way"]], transports, order, rank, tensors[size]))
-            continue
+        way = ways.get(order["way"])
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-        if order["do"] == "send":
-            ways[order["way"]].send(tensors[size], order["count"])
+        found: dict[str, float] = {}
+        if order["do"] == "send" and way is not None:
+            way.send(tensors[size], count)
+        elif order["do"] == "receive" and way is not None:
+            way.receive(count)
         else:
-            ways[order["way"]].receive(order["count"])
+            found = _compute_while(torch, way, tensors[size], count, order["do"] == "compute")
         seconds, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        _say({"seconds": seconds, "cpu": cpu, "faults": after.ru_minflt - before.ru_minflt})
-    assert not back
+        _say({"seconds": seconds, "cpu": cpu, "faults": after.ru_minflt - before.ru_minflt, **found})
     for transport in transports.values():
         transport.close()
     os._exit(0)  # gloo's threads have nothing to say to each other any more.
 
 
-def _compute(torch: Any, seconds: float) -> float:
-    """Matrix products a second, of a size that fits into a cache."""
+def _compute_while(torch: Any, way: Way | None, tensors: list[Any], count: int, compute: bool) -> dict[str, float]:
+    """Compute, if this process is the one that does, while as many tensors go out as come in; else for three seconds.
+
+    Returns:
+        Matrix products, of a size that fits into a cache, a second by the clock and by the thread's processor time.
+    """
+    threads = []
+    if way is not None:
+        if isinstance(way, Raw):
+            threads = [threading.Thread(target=way.push, args=(tensors[0], count))]
+            threads.append(threading.Thread(target=way.pull, args=(tensors[1], count)))
+        elif isinstance(way, Own):
+            threads = [threading.Thread(target=way.exchange, args=(tensors, count))]
     left, right = torch.randn(256, 256), torch.randn(256, 256)
-    done, start = 0, time.monotonic()
-    while (now := time.monotonic()) < start + seconds:
+    for thread in threads:
+        thread.start()
+    done, start, cpu_start = 0, time.monotonic(), time.thread_time()
+    while compute and (any(each.is_alive() for each in threads) if threads else time.monotonic() < start + 3):
         for _ in range(20):
             torch.mm(left, right)
         done += 20
-    return done / (now - start)
-
-
-def _compute_under_traffic(
-    torch: Any, way: Way, transports: Any, order: dict[str, Any], rank: int, tensors: list[Any]
-) -> dict[str, float]:
-    """Process 0 computes and both send and receive at the rate of the link."""
-    stop = threading.Event()
-    moved = [0, 0]
-    threads = []
-    if order["way"] == "raw":
-        assert isinstance(way, Raw)
-        stream = way._stream
-        raw = memoryview(tensors[0].numpy()).cast("B")
-        buffer = memoryview(tensors[1].numpy()).cast("B")
-
-        def push() -> None:
-            while not stop.is_set():
-                stream.sendall(raw)
-                moved[0] += len(raw)
-
-        def pull() -> None:
-            while not stop.is_set():
-                way._exactly(buffer)
-                moved[1] += len(raw)
-
-        threads = [threading.Thread(target=push, daemon=True), threading.Thread(target=pull, daemon=True)]
-    else:
-        assert isinstance(way, Own)
-
-        def exchange() -> None:
-            for number in range(_UNDER_WAY):
-                way._transport.send(way._peer, way._of("forward", number, (tensors[number],)))
-            number = _UNDER_WAY
-            while not stop.is_set():
-                message = way._receive()
-                if message is None:
-                    return
-                moved[1] += order["bytes"]
-                moved[0] += order["bytes"]
-                del message
-                way._transport.send(way._peer, way._of("forward", number, (tensors[number % len(tensors)],)))
-                number += 1
-
-        threads = [threading.Thread(target=exchange, daemon=True)]
+    seconds, cpu = time.monotonic() - start, time.thread_time() - cpu_start
     for thread in threads:
-        thread.start()
-    start = time.monotonic()
-    rate = _compute(torch, order["seconds"]) if rank == 0 else time.sleep(order["seconds"]) or 0.0
-    seconds = time.monotonic() - start
-    found = {"rate": rate, "out_bps": 8 * moved[0] / seconds, "in_bps": 8 * moved[1] / seconds}
-    return found
+        thread.join()
+    return {"per_second": done / seconds if compute else 0.0, "per_cpu": done / cpu if compute else 0.0}
 
 
 def _say(what: object) -> None:
@@ -278,7 +260,7 @@ class Ends:
         from pd_train.launch import MALLOC
 
         settings = {} if plain else MALLOC
-        environment = {**os.environ, **settings, "GLOO_SOCKET_IFNAME": device, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **settings, "GLOO_SOCKET_IFNAME": device, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self._ends = [
             subprocess.Popen(
                 [*prefix, sys.executable, str(HERE), "--serve", str(rank), "--address", address],
@@ -288,8 +270,8 @@ class Ends:
         ]  # fmt: skip
         key = [half.decode() for half in zmq.curve_keypair()]
         found = self.ask(key, key)
-        meeting = {"meeting": addresses[0], "gloo": found[0]["raw"] - 1 if found[0]["raw"] > 40000 else 45678}
-        said = [found[1 - rank] | {"address": addresses[1 - rank]} | meeting for rank in range(2)]
+        meeting = {"meeting": addresses[0], "gloo": found[0]["gloo"]}
+        said = [{**found[1 - rank], "address": addresses[1 - rank], **meeting} for rank in range(2)]
         assert self.ask(*said) == ["ready", "ready"]
 
     def ask(self, *orders: object) -> list[Any]:
@@ -341,9 +323,9 @@ def compare(ends: Ends, sizes: Sequence[int], rounds: int, round_bytes: int, way
     print(f"{'':<8}{'raw':>9}" + "".join(f"{f'{way}/raw':>22}" for way in ways[1:]) + "   cpu ms/100 MB, faults/MB")
     print(f"{'':<8}{'MB/s':>9}" + f"{'median (min to max)':>22}" * (len(ways) - 1) + "   " + " | ".join(ways))
     for megabytes in sizes:
-        size, count = megabytes * 10**6, max(4, round_bytes // (megabytes * 10**6))
+        size, count = megabytes * 10**6, max(2, round_bytes // (megabytes * 10**6))
         for way in ways:
-            ends.move(way, size, 4)  # Warms up: buffers, windows of TCP.
+            ends.move(way, size, 4 if megabytes < 32 else 2)  # Warms up: buffers, windows of TCP.
         runs: list[dict[str, tuple[float, float, int]]] = []
         for number in range(rounds):
             order = ways if number % 2 else ways[::-1]
@@ -368,25 +350,43 @@ def latency(ends: Ends, rounds: int, ways: Sequence[str]) -> None:
     found: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way in ways:
-            count = 30
-            found[way].append(
-                statistics.median(ends.move(way, 4096, 1)[0] for _ in range(count))  # A message and its answer.
-            )
+            found[way].append(statistics.median(ends.move(way, 4096, 1)[0] for _ in range(30)))
     cells = ", ".join(f"{way} {1e6 * statistics.median(times):.0f}" for way, times in found.items())
     print(f"4 kB and its answer, microseconds: {cells}", flush=True)
 
 
-def compute_share(ends: Ends, rounds: int, seconds: float) -> None:
-    """What a thread that computes loses while a link of 1 Gbit/s is full both ways."""
-    kept: list[float] = []
-    rates: list[dict[str, float]] = []
+def compute_share(ends: Ends, rounds: int, ways: Sequence[str]) -> None:
+    """What a thread that computes keeps of its speed while the link is full both ways."""
+    megabytes, count = 16, 25
+    kept: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways if way != "gloo"}
     for _ in range(rounds):
-        quiet = ends.ask({"do": "compute", "seconds": seconds}, {"do": "compute", "seconds": 0.0})[0]
-        order = {"do": "both", "way": "own", "bytes": 16 * 10**6, "seconds": seconds}
-        busy = ends.ask(order, order)[0]
-        rates.append(busy)
-        kept.append(busy["rate"] / quiet)
-    print(kept, rates)
+        for way, found in kept.items():
+            quiet = {"do": "compute", "way": None, "bytes": 4096, "count": 0}
+            alone, _ = ends.ask(quiet, {**quiet, "do": "wait"})
+            busy = {"do": "compute", "way": way, "bytes": megabytes * 10**6, "count": count}
+            beside, _ = ends.ask(busy, {**busy, "do": "wait"})
+            rate = megabytes * count / beside["seconds"]
+            found.append((beside["per_second"] / alone["per_second"], beside["per_cpu"] / alone["per_cpu"], rate))
+    for way, found in kept.items():
+        clock, cpu, rate = (statistics.median(column) for column in zip(*found, strict=True))
+        print(
+            f"compute beside {way:<5} {rate:.0f} MB/s each way: keeps {clock:.3f} of its speed by the clock, "
+            f"{cpu:.3f} by its thread's processor time",
+            flush=True,
+        )
+
+
+def links_here(asked: str | None) -> list[tuple[str, str | None]]:
+    """Names and rates of the links that can be tried here."""
+    from namespaces import why_not
+
+    links: list[tuple[str, str | None]] = [("loopback", None)]
+    reason = why_not()
+    if reason is None:
+        links += [("1 Gbit/s", "1gbit"), ("10 Gbit/s", "10gbit")]
+    else:
+        print(f"Links with a rate are left out: {reason}")
+    return [each for each in links if asked in (None, each[1] or each[0])]
 
 
 def main() -> None:
@@ -398,7 +398,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="of each size (default 9; quick: 3)")
     parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], help="MB (1,4,16,64,100)")
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), help="raw first")
-    parser.add_argument("--link", choices=("loopback", "1gbit"), help="one of the two")
+    parser.add_argument("--link", choices=("loopback", "1gbit", "10gbit"), help="one of them")
     parser.add_argument("--plain-malloc", action="store_true", help="leave the allocator's settings alone")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
@@ -407,13 +407,16 @@ def main() -> None:
         serve(asked.serve, asked.address)
         return
     rounds = asked.rounds or (3 if asked.quick else 9)
-    for link, rate in (("loopback", None), ("1gbit", "1gbit")):
-        if asked.link not in (None, link):
+    sizes = asked.sizes or ((1, 16, 100) if asked.quick else SIZES_MB)
+    for name, rate in links_here(asked.link):
+        if asked.quick and rate == "10gbit" and asked.link is None:
             continue
         with ends_of(rate, asked.plain_malloc) as ends:
-            print(f"\n{link}")
-            compare(ends, asked.sizes or SIZES_MB, rounds, 200 * 10**6, asked.ways)
-            latency(ends, 3, asked.ways)
+            print(f"\n{name}")
+            compare(ends, sizes, rounds, 100 * 10**6 if asked.quick else 200 * 10**6, asked.ways)
+            latency(ends, rounds, asked.ways)
+            if rate == "1gbit":
+                compute_share(ends, rounds, asked.ways)
 
 
 if __name__ == "__main__":
