@@ -41,9 +41,14 @@ class Arithmetic(Protocol):
         ...
 
     def step(
-        self, optimizer: MovingOptimizer, pieces: Sequence[Tensor], gradients: Sequence[Tensor | None], rate: float
+        self,
+        optimizer: MovingOptimizer,
+        pieces: Sequence[Tensor],
+        previous: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        rate: float,
     ) -> None:
-        """Update the pieces in place."""
+        """Make the pieces' next version from the previous one's values, which may be in the pieces themselves."""
         ...
 
 
@@ -70,9 +75,14 @@ class TorchArithmetic:
             piece.copy_(value)
 
     def step(
-        self, optimizer: MovingOptimizer, pieces: Sequence[Tensor], gradients: Sequence[Tensor | None], rate: float
+        self,
+        optimizer: MovingOptimizer,
+        pieces: Sequence[Tensor],
+        previous: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        rate: float,
     ) -> None:
-        optimizer.step(pieces, gradients, rate)
+        optimizer.step(pieces, gradients, rate, None if previous is pieces else previous)
 
 
 TORCH_ARITHMETIC = TorchArithmetic()

@@ -152,7 +152,12 @@ class NoArithmetic:
         pass
 
     def step(
-        self, optimizer: MovingOptimizer, pieces: Sequence[Tensor], gradients: Sequence[Tensor | None], rate: float
+        self,
+        optimizer: MovingOptimizer,
+        pieces: Sequence[Tensor],
+        previous: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        rate: float,
     ) -> None:
         pass
 

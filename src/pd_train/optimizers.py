@@ -51,16 +51,29 @@ class MovingOptimizer:
 
     def __init__(self, options: OptimizerOptions, tensors: Sequence[Tensor]) -> None:
         self._optimizer = _build(options, tensors)
+        self._writes_through = options.name == "sgd"
 
     def held(self) -> Iterator[Tensor]:
         """The optimizer's state."""
         for state in self._optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
-    def step(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], rate: float) -> None:
-        """Update the tensors, which hold the newest version's values, in place.
+    def step(
+        self,
+        tensors: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        rate: float,
+        previous: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Make the next version; gradients are written over.
 
-        A tensor without a gradient, and its state, are left alone.
+        A tensor without a gradient keeps its values, and its state is left alone.
+
+        Args:
+            tensors: to be written.
+            gradients: of the newest version.
+            rate: the learning rate.
+            previous: where the newest version's values are; None where the tensors themselves hold them.
         """
         group = self._optimizer.param_groups[0]
         state = self._optimizer.state
@@ -69,11 +82,37 @@ class MovingOptimizer:
                 state[new] = state.pop(old)
         group["params"] = list(tensors)
         group["lr"] = rate
+        if previous is not None:
+            if self._writes_through and all(
+                each is None or (each.device.type == "cpu" and each.layout is torch.strided) for each in gradients
+            ):
+                for each in zip(tensors, gradients, previous, strict=True):
+                    self._sgd(*each)
+                return
+            for tensor, values in zip(tensors, previous, strict=True):
+                tensor.copy_(values)
         for tensor, gradient in zip(tensors, gradients, strict=True):
             tensor.grad = gradient
         self._optimizer.step()
         for tensor in tensors:
             tensor.grad = None
+
+    def _sgd(self, tensor: Tensor, gradient: Tensor | None, previous: Tensor) -> None:
+        """What torch's SGD computes, to the bit, its last operation written to another tensor: a pass less."""
+        if gradient is None:
+            tensor.copy_(previous)
+            return
+        group = self._optimizer.param_groups[0]
+        if group["weight_decay"]:
+            gradient = gradient.add_(previous, alpha=group["weight_decay"])
+        if group["momentum"]:
+            state = self._optimizer.state[tensor]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = gradient.clone()
+            else:
+                state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+            gradient = state["momentum_buffer"]
+        torch.add(previous, gradient, alpha=-group["lr"], out=tensor)
 
     def states(self) -> list[dict[str, Tensor]]:
         """What is kept of each tensor, on the CPU: rows of as many elements, and single numbers."""

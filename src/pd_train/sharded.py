@@ -255,15 +255,13 @@ class ShardedServer:
 
     def _update(self, bucket: int, version: int, pieces: list[Tensor], factor: float) -> None:
         previous = self._pieces[self._previous_set[version]][bucket]
-        if previous is not pieces:
-            self._arithmetic.copy(pieces, previous)
         gradients = self._means[version - 1][bucket]
         if self._loss_scale is not None and not self._loss_scale.verdict(self._segment):
             # Without gradients the optimizer leaves parameters and state alone.
             gradients = [None] * len(gradients)
         elif factor < 1.0:
             gradients = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
-        self._arithmetic.step(self._optimizers[bucket], pieces, gradients, self._rate)
+        self._arithmetic.step(self._optimizers[bucket], pieces, previous, gradients, self._rate)
         # Not kept until the last bucket of the version: a gradient is needed once.
         self._means[version - 1][bucket] = []
         for replica in range(self._replicas):
