@@ -212,7 +212,7 @@ def test_the_duplex_model_counts_a_link_s_directions_apart() -> None:
     ("options", "message"),
     [
         ({"cost_model": "half"}, "cost_model 'half' is unknown; expected one of paper, duplex."),
-        ({"links": "bus"}, "links 'bus' is unknown; expected one of card, pairwise."),
+        ({"links": "bus"}, "links 'bus' is unknown; expected one of card, pairwise, shared."),
     ],
 )
 def test_the_library_refuses_unknown_models_and_links(options: dict[str, str], message: str) -> None:

@@ -122,7 +122,7 @@ def test_one_too_large_to_draw_is_refused() -> None:
         film(profile, make_plan(profile, 2, 1e9, config=(1, 1), in_flight=(14_000, 1)))
 
 
-@pytest.mark.parametrize("links", ["card", "pairwise"])
+@pytest.mark.parametrize("links", ["card", "pairwise", "shared"])
 def test_the_trace_has_every_pass_and_transfer_and_no_row_does_two_things_at_once(links: str) -> None:
     shown = hybrid(links)
 

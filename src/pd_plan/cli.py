@@ -165,10 +165,11 @@ class Config(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--links",
-    type=click.Choice(("card", "pairwise")),
+    type=click.Choice(("card", "pairwise", "shared")),
     default="card",
     show_default=True,
-    help="Of the simulation: one network card a worker, or a link of its own for each pair of workers.",
+    help="Of the simulation: one network card a worker, with one transfer at a time or shared as TCP does, or a link "
+    "of its own for each pair of workers.",
 )
 @click.option(
     "--memory",

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from pd_format.schedule import WorkItem, work_order
 from pd_format.versions import Mode, stage_versions
-from pd_plan.network import Network, Parcel, Wiring
+from pd_plan.network import Network, Parcel, SharedCards, Wiring
 
 __all__ = [
     "Pass",
@@ -226,7 +226,9 @@ class _Run:
             self.stages.append(stage)
             for replica in range(load.replicas):
                 self.workers.append(_Worker(len(self.workers), stage, replica, depth))
-        self.network = Network(len(self.workers), wiring.links, self._transfer_starts)
+        self.network: Network | SharedCards = Network(len(self.workers), wiring.links, self._transfer_starts)
+        if wiring.links == "shared":
+            self.network = SharedCards(self._at, self._transfer_ends)
         self.answers_are_empty = not wiring.gradients
         self.finished_ms: list[float] = []
         """When each minibatch left the pipeline, in order of time."""
