@@ -35,7 +35,9 @@ from pd_format.graph_text import read_any_profile  # noqa: E402
 from pd_format.jsonfile import write_record  # noqa: E402
 from pd_format.plan import Plan  # noqa: E402
 from pd_format.profile import Profile  # noqa: E402
-from pd_plan.planner import decide  # noqa: E402
+from pd_plan.depth import loads_of, rate_depths  # noqa: E402
+from pd_plan.network import Wiring  # noqa: E402
+from pd_plan.planner import decide, partition_of  # noqa: E402
 
 PROFILES = HERE.parent.parent / "profiles"
 STRATEGIES = ("single", "data-parallel", "model-parallel", "straight", "auto")
@@ -110,13 +112,16 @@ class Row:
 
 
 def plan_for(profile: Profile, machines: int, gbps: float, strategy: str) -> tuple[Plan, float]:
-    """A plan and what the simulator says of it, in ms; planned as the paper does, simulated on duplex links."""
+    """A plan as the paper makes it, and what the simulator says of it on links that TCP shares, in ms."""
     count = 1 if strategy == "single" else machines
     if strategy in ("straight", "model-parallel"):
         count = min(machines, 1 + sum(layer.cut for layer in profile.layers[:-1]))
-    decision = decide(profile, count, gbps * 1e9, strategy)
-    assert decision.depths.simulated_ms is not None, "a pipeline of so few machines is simulated"
-    return decision.plan, decision.depths.simulated_ms
+    plan = decide(profile, count, gbps * 1e9, strategy).plan
+    loads = loads_of(profile.layers, partition_of(plan))
+    wiring = Wiring(gbps * 1e9 / 8000, "shared")
+    simulated_ms = rate_depths(loads, wiring, [stage.in_flight for stage in plan.stages]).simulated_ms
+    assert simulated_ms is not None, "a pipeline of so few machines is simulated"
+    return plan, simulated_ms
 
 
 def scale_for(plan: Plan, simulated_ms: float) -> float:
