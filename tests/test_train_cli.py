@@ -161,7 +161,7 @@ def test_how_long_a_peer_may_be_silent_reaches_the_run(tmp_path: Path, monkeypat
 
 
 def test_a_plan_that_needs_more_memory_than_is_free_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pd_train.cli.available_memory_bytes", lambda: 1_999_999)
+    monkeypatch.setattr("pd_train.settling.available_memory_bytes", lambda: 1_999_999)
     result = pd_train("--plan", write_plan(tmp_path), "--run-dir", tmp_path / "run")
     assert_refused(result, "2 workers on this host need .* of memory and .* are free")
     assert not (tmp_path / "run").exists()

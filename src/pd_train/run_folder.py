@@ -22,8 +22,9 @@ from pd_format.errors import UserError
 from pd_format.jsonfile import Record, read_record, write_record
 from pd_format.plan import Plan, read_plan
 from pd_train.options import RESTARTS
+from pd_train.whoami import Identity
 
-__all__ = ["clear_logs", "continue_run", "has_checkpoint", "held", "make_run_folder", "write_options"]
+__all__ = ["clear_logs", "continue_run", "has_checkpoint", "held", "make_run_folder", "run_folder_of", "write_options"]
 
 _MAY_CHANGE = frozenset(
     {"device", "threads", "metric", "target_metric", "target_accuracy", "measure_memory", "keep", "max_restarts",
@@ -43,36 +44,48 @@ class RunOptionsRecord(Record):
     options: dict[str, str | int | float | bool | None]
 
 
-def make_run_folder(wanted: Path | None, plan: Plan, alone: bool, job: str | None = None) -> Path:
-    """Make the folder of a new run.
+def run_folder_of(wanted: Path | None, plan: Plan, identity: Identity) -> Path:
+    """Where a new run's files go; nothing is made.
 
     Args:
         wanted: where; None for a folder of runs/.
         plan: of the run.
-        alone: whether this program starts all workers. Else several programs may share the folder, so that its name
-            follows from the plan and the job alone and nothing in it is removed.
-        job: names the start by a launcher.
+        identity: which of its workers this program starts. Where others start the rest, they may share the folder, so
+            that its name follows from the plan and the job alone.
+    """
+    mark = time.strftime("%Y%m%d-%H%M%S")
+    if len(identity.ranks) < plan.workers:
+        mark = identity.job or hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:8]
+    return wanted or Path("runs") / f"{plan.model.name}-{mark}"
+
+
+def make_run_folder(path: Path, named: bool, alone: bool) -> None:
+    """Make the folder of a new run.
+
+    Args:
+        path: of the folder.
+        named: whether a person did; it may be there already, if it is as good as empty.
+        alone: whether this program starts all workers. Else nothing in it is removed.
 
     Raises:
         UserError: it holds something already, or cannot be made.
     """
-    mark = time.strftime("%Y%m%d-%H%M%S")
-    if not alone:
-        mark = job or hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:8]
-    path = wanted or Path("runs") / f"{plan.model.name}-{mark}"
     try:
-        path.mkdir(parents=True, exist_ok=wanted is not None or not alone)
-        # What begins with a dot, a program that started with this one is just writing.
-        found = {each.name for each in path.iterdir() if alone or not each.match(".*.tmp")}
-        # A run that failed before its first checkpoint left nothing to lose: the same command works again.
-        if found - _logs_of(path) - {"plan.json", "options.json", RESTARTS}:
-            hint = f" To go on with the run in it: --resume {path}." if "checkpoints" in found else ""
-            raise UserError(f"--run-dir {path}: is not empty; name a new folder, so that no earlier run is lost.{hint}")
+        path.mkdir(parents=True, exist_ok=named or not alone)
+        _check_empty(path, alone)
     except FileExistsError:
         raise UserError(f"{path}: another run has just begun there; name a folder with --run-dir.") from None
     except OSError as error:
         raise UserError(f"--run-dir {path}: cannot be made ({error.strerror}); name another place.") from None
-    return path
+
+
+def _check_empty(path: Path, alone: bool) -> None:
+    # What begins with a dot, a program that started with this one is just writing.
+    found = {each.name for each in path.iterdir() if alone or not each.match(".*.tmp")}
+    # A run that failed before its first checkpoint left nothing to lose: the same command works again.
+    if found - _logs_of(path) - {"plan.json", "options.json", RESTARTS}:
+        hint = f" To go on with the run in it: --resume {path}." if "checkpoints" in found else ""
+        raise UserError(f"--run-dir {path}: is not empty; name a new folder, so that no earlier run is lost.{hint}")
 
 
 @contextlib.contextmanager
