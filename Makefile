@@ -25,7 +25,7 @@ test: $(INSTALLED) ## Run the tests
 test-launchers: $(INSTALLED) ## Run the tests under real launchers: Slurm, Open MPI, torchrun; as root it installs them
 	tests/install-packages.sh munge slurmctld slurmd slurm-client openmpi-bin iproute2
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[clusters]' || echo "no schema of Kubernetes here"
-	timeout 420 $(BIN)/python -m pytest -m launchers
+	timeout 600 $(BIN)/python -m pytest -m launchers
 
 chaos: $(INSTALLED) ## Kill workers at 50 random moments of one run; up to 15 minutes (KILLS=50 SEED=0)
 	timeout 900 $(BIN)/python -m pytest -m slow -s tests/test_restarts.py
