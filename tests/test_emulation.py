@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner, Result
 
 import original_profiles
+from pd_format.compression import parse_gradients, stage_bytes_after
 from pd_format.jsonfile import write_record
 from pd_format.plan import Plan, read_plan
 from pd_format.profile import LayerProfile, Profile
@@ -53,10 +54,10 @@ def plan_for(folder: Path, profile: Path, *options: object) -> Path:
     return folder / "plan.json"
 
 
-def written(folder: Path, config: str) -> tuple[Path, Path]:
+def written(folder: Path, config: str, *options: object) -> tuple[Path, Path]:
     """The small profile and a plan of it."""
     write_record(folder / "profile.json", small_profile())
-    return folder / "profile.json", plan_for(folder, folder / "profile.json", "--config", config)
+    return folder / "profile.json", plan_for(folder, folder / "profile.json", "--config", config, *options)
 
 
 def emulate(folder: Path, plan: Path, profile: Path, *options: object) -> Result:
@@ -225,6 +226,24 @@ def test_passes_come_in_the_order_of_the_schedule_and_send_the_bytes_of_the_plan
     if mode.weights == "2bw":  # One update for four minibatches of two replicas each.
         a_minibatch -= 3_000 / 2
     assert 12 * a_minibatch - 12 * 4 <= sent <= 12 * (a_minibatch + HEADERS)
+
+
+@pytest.mark.parametrize("config", ["1-2", "3"])
+@pytest.mark.parametrize("gradients", ["topk:0.05", "powersgd:4", "onebit"])
+def test_a_compressed_plan_sends_its_bytes(
+    config: str, gradients: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = read_plan(written(tmp_path, config)[1])
+    options = ("--compress-gradients", gradients, "--compress-activations", "int8")
+    plan = read_plan(written(tmp_path, config, *options)[1])
+    assert plan.predicted.bytes_per_minibatch < 0.3 * plain.predicted.bytes_per_minibatch
+    _, sent = run_on_threads(plan, Mode(sync="bsp"), 12, monkeypatch)
+    expected = 12 * plan.predicted.bytes_per_minibatch
+    for stage in plan.stages:  # The last round of a segment travels whole.
+        whole = stage.predicted.trainable_bytes or 0
+        compressed = stage_bytes_after(parse_gradients(gradients), whole, stage.replicas)
+        expected += 2 * (stage.replicas - 1) * (whole - compressed)
+    assert expected * 0.995 <= sent <= expected + 12 * HEADERS
 
 
 # Whole runs

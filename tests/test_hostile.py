@@ -222,9 +222,9 @@ T = torch.zeros(2)
     ("kind", "good", "bad"),
     [
         ("forward", [((T,), T, None), ((), None, 3)], [None, (T, T, None), ((T,), T, True), ((T,), T), [(T,), T, 0]]),
-        ("backward", [None, [], [T, None]], [T, (T,), [1], [[T]]]),
-        ("gradient", [(0, (T, None), 0)], [(0, (T,)), (-1, (T,), 0), (0, [T], 0), (0, (1,), 0), ("0", (T,), 0)]),
-        ("parameters", [(0, (T,))], [(0, (None,)), (0, T)]),
+        ("backward", [None, [], [T, None], [(T, T)]], [T, (T,), [1], [[T]], [(T, None)]]),
+        ("gradient", [(0, (T, None), 0), (0, [T], 0)], [(0, (T,)), (-1, (T,), 0), (0, [None], 0), (0, (1,), 0)]),
+        ("parameters", [(0, (T,)), (0, [T])], [(0, (None,)), (0, T), ("0", (T,))]),
         (
             "score",
             [(0.5, None, 4, None), (0.5, 2, 4, T), (None, None, 4, None)],

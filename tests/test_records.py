@@ -100,6 +100,7 @@ def test_a_plan_file_holds_exactly_the_fields_of_the_design(plan_path: Path) -> 
     assert list(plan) == [
         "format", "version", "model", "minibatch_size", "inputs", "data", "task", "precision", "machines",
         "bandwidth_bps", "strategy", "config", "noam", "stages", "predicted", "hosts", "optimizer", "cost_model", "inference",
+        "compress_gradients", "compress_activations",
     ]  # fmt: skip
     assert list(plan["stages"][0]) == [
         "index", "first_layer", "last_layer", "layers", "replicas", "workers", "in_flight", "predicted", "recompute",

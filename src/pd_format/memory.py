@@ -5,6 +5,7 @@ Held at the fullest moment:
     parameter sets     sets x trainable parameters, frozen ones once
     gradients          one set, and of r > 1 replicas lag + 1 rounds of the shard: (lag + 1) (r - 1) / r
     optimizer state    0, 1 or 2 tensors a trainable parameter, of the shard only: / r
+    compression        of r > 1 replicas: the shard's exact parameters, and what is left out of gradients for others
     activations        in_flight x stash; where the stage recomputes, in_flight x its input and one stash
     buffers            activations that have arrived and wait, gradients of in_flight minibatches
 """
@@ -37,6 +38,7 @@ def held_bytes(
     sets: Any,
     states: int,
     recompute: bool,
+    compressed: bool = False,
 ) -> Any:
     """All but the arrivals, in bytes a worker: the formula itself, on whole numbers or numpy arrays of them.
 
@@ -52,9 +54,11 @@ def held_bytes(
         sets: of trainable parameters that are held at once.
         states: tensors of optimizer state a parameter.
         recompute: whether the stage keeps its inputs only, and one stash while it recomputes.
+        compressed: whether gradients and parameters are compressed on their way between replicas.
     """
     weights = parameters - trainable + sets * trainable
     gradients = trainable + (lag + 1) * (replicas - 1) * trainable // replicas
     state = states * trainable // replicas
     activations = in_flight * input_bytes + stash if recompute else in_flight * stash
-    return weights + gradients + state + activations + in_flight * output_bytes
+    left_out = (replicas > 1) * trainable if compressed else 0
+    return weights + gradients + left_out + state + activations + in_flight * output_bytes

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from pd_format.compression import parse_gradients
+from pd_format.errors import UserError
 from pd_format.jsonfile import Record, Rows, read_record
 from pd_format.profile import Count, Milliseconds, SizeBytes, Text, Workload
 
@@ -17,6 +19,13 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 _SHOWN = 20
 """Ranks that a message lists."""
 Ratio = Annotated[float, Field(ge=0)]
+
+
+def _known_scheme(text: str) -> str:
+    try:
+        return str(parse_gradients(text))
+    except UserError as error:
+        raise ValueError(f"found {error}") from None
 
 
 class StagePrediction(Record):
@@ -83,6 +92,10 @@ class Plan(Workload):
     cost_model: Literal["paper", "duplex"] = "paper"
     inference: bool = False
     """Whether it was made for forward passes alone: no backward pass, no gradients, no synchronisation."""
+    compress_gradients: Annotated[str, AfterValidator(_known_scheme)] | None = None
+    """Of replicated stages, and the parameters that come back: see `pd_format.compression`."""
+    compress_activations: Literal["bf16", "int8"] | None = None
+    """Of what crosses a cut, both ways."""
 
     @model_validator(mode="after")
     def _stages_fit_together(self) -> Plan:

@@ -48,6 +48,21 @@ class Figure(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
             self.fail(str(error), param, ctx)
 
 
+class Scheme(click.ParamType):  # type: ignore[type-arg]
+    """A way to compress gradients, by its canonical name."""
+
+    name = "scheme"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See `pd_format.compression.parse_gradients`."""
+        from pd_format.compression import parse_gradients
+
+        try:
+            return str(parse_gradients(value))
+        except UserError as error:
+            self.fail(str(error), param, ctx)
+
+
 class Part(click.FloatRange):
     """A number between 0 and 1, both left out."""
 
@@ -191,6 +206,18 @@ class Config(click.ParamType):  # type: ignore[type-arg]
     "where that makes the fastest plan.",
 )
 @click.option(
+    "--compress-gradients",
+    type=Scheme(),
+    metavar="scheme",
+    help="What replicas of a stage send each other: topk:0.01 (the largest hundredth), powersgd:4 (a product of rank "
+    "4) or onebit. It loses accuracy at every step and makes up for it later.",
+)
+@click.option(
+    "--compress-activations",
+    type=click.Choice(("bf16", "int8")),
+    help="What crosses a cut, both ways: float32 in half, or in a quarter, of its bytes.",
+)
+@click.option(
     "--sweep",
     is_flag=True,
     help="Also show the best plans on 1 to --machines machines, and the fewest machines that are enough.",
@@ -248,6 +275,8 @@ def main(
     memory: int | None,
     optimizer: str,
     recompute: bool,
+    compress_gradients: str | None,
+    compress_activations: str | None,
     sweep: bool,
     robustness: float | None,
     seed: int,
@@ -281,6 +310,10 @@ def main(
         raise click.UsageError("--json leaves no room for a timeline; write it to a file with --timeline file.svg.")
     options: dict[str, Any] = {"in_flight": in_flight, "links": links, "inference": inference}
     options |= {"memory_bytes": memory, "optimizer": optimizer, "recompute": recompute}
+    if compress_gradients is not None or compress_activations is not None:
+        from pd_format.compression import Compression
+
+        options["compression"] = Compression.of(compress_gradients, compress_activations)
     questions = _Questions(sweep, robustness, seed, as_json)
     try:
         _plan(
@@ -402,6 +435,7 @@ def _answer(
 ) -> None:
     """Print what was asked for beyond the report, or all of it as JSON."""
     from pd_plan.cluster import Cluster
+    from pd_plan.compressed import as_sent, compression_of
     from pd_plan.planner import chain_of, model_of, partition_of
 
     if not (questions.sweep or questions.robustness is not None or questions.as_json):
@@ -410,7 +444,8 @@ def _answer(
     from pd_plan.what_if_report import print_spreads, print_sweep
 
     plan, model = decision.plan, model_of(decision.plan)
-    cluster, chain = Cluster(plan.machines, plan.bandwidth_bps), chain_of(profile)
+    cluster, compression = Cluster(plan.machines, plan.bandwidth_bps), compression_of(plan)
+    chain = chain_of(as_sent(profile, compression))
     sweep, spreads = None, None
     if questions.sweep:
         limit = None if decision.kept is None else decision.kept.limit
@@ -423,7 +458,7 @@ def _answer(
         from pd_plan.planner import alternatives
         from pd_plan.report import sentences_of
 
-        others = alternatives(profile, cluster, model)
+        others = alternatives(profile, cluster, model, compression)
         sentences = sentences_of(profile, decision, rival, others)
         click.echo(comparison_json(decision, others, sentences, sweep, spreads, questions.seed), nl=False)
         return

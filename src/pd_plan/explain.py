@@ -8,6 +8,7 @@ from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_bytes, format_ms
 from pd_plan.cluster import Cluster
+from pd_plan.compressed import as_sent, compression_of
 from pd_plan.cost import cut_ms
 from pd_plan.planner import model_of, partition_of
 from pd_plan.search import EQUAL
@@ -32,12 +33,13 @@ class Part(NamedTuple):
 def parts_of(profile: Profile, plan: Plan) -> list[Part]:
     """Every part of a plan; the longest is what a minibatch takes in a pipeline."""
     cluster = Cluster(plan.machines, plan.bandwidth_bps)
+    layers = as_sent(profile, compression_of(plan)).layers
     parts: list[Part] = []
     for stage, end in zip(plan.stages, partition_of(plan).ends, strict=True):
         parts.append(Part("compute", stage.index, stage.predicted.compute_ms / stage.replicas))
         parts.append(Part("synchronisation", stage.index, stage.predicted.sync_ms / stage.replicas))
-        if end < len(profile.layers):
-            size = float(profile.layers[end - 1].activation_bytes)
+        if end < len(layers):
+            size = float(layers[end - 1].activation_bytes)
             parts.append(Part("cut", stage.index, cut_ms(size, cluster.bytes_per_ms, model_of(plan))))
     return parts
 
@@ -91,7 +93,8 @@ def _why(profile: Profile, plan: Plan) -> str:
     stage = plan.stages[part.stage]
     shared = f", shared by {stage.replicas} replicas" if stage.replicas > 1 else ""
     if part.what == "cut":
-        size = profile.layers[partition_of(plan).ends[part.stage] - 1].activation_bytes
+        layers = as_sent(profile, compression_of(plan)).layers
+        size = layers[partition_of(plan).ends[part.stage] - 1].activation_bytes
         back = "and as much back" if plan.cost_model == "paper" else "while as much comes back"
         detail = f"{format_bytes(size)} one way" + (f" {back}" if not plan.inference else "")
     elif part.what == "compute":

@@ -250,6 +250,7 @@ class RoomSearch:
                     lag=lag,
                     sets=w + lag,
                     states=sizes.states,
+                    compressed=sizes.compressed,
                     recompute=recompute,
                 )
                 return np.subtract(self._limit.memory_bytes, held)

@@ -138,6 +138,7 @@ def _stages(
                 lag=lag,
                 sets=w + lag,
                 states=sizes.states,
+                compressed=sizes.compressed,
                 recompute=bool(again),
             )
             fits = forward & (held + arrivals * crossing[:, None] <= limit.memory_bytes)

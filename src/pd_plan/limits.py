@@ -39,15 +39,20 @@ class Sizes:
     """No prefix sum: what a stage that begins at layer i receives for one minibatch; 0 after the last layer."""
     forward_ms: Floats
     optimizer: str = "momentum"
+    compressed: bool = False
+    """Whether replicas compress what they send each other."""
 
     @classmethod
-    def of(cls, layers: Sequence[LayerProfile], input_bytes: int, optimizer: str = "momentum") -> Sizes:
+    def of(
+        cls, layers: Sequence[LayerProfile], input_bytes: int, optimizer: str = "momentum", compressed: bool = False
+    ) -> Sizes:
         """Take them from a profile's layers.
 
         Args:
             layers: of the model.
             input_bytes: of one minibatch of the model's inputs.
             optimizer: a key of `pd_format.memory.OPTIMIZER_STATES`.
+            compressed: whether replicas compress what they send each other.
         """
         forward = accumulate((Fraction(layer.forward_ms) for layer in layers), initial=Fraction(0))
         return cls(
@@ -57,6 +62,7 @@ class Sizes:
             crossing=(input_bytes, *(layer.activation_bytes for layer in layers[:-1]), 0),
             forward_ms=np.array([float(total) for total in forward]),
             optimizer=optimizer,
+            compressed=compressed,
         )
 
     @property
@@ -96,6 +102,7 @@ class Sizes:
                 # What `pd_format.versions.sets_needed` comes to under stashing, without its walk.
                 sets=depths[index] + lag,
                 states=self.states,
+                compressed=self.compressed,
                 recompute=bool(recompute) and recompute[index],
             )
             if index:

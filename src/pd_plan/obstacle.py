@@ -111,6 +111,7 @@ def _obstacle(layers: Sequence[LayerProfile], sizes: Sizes, found: Found) -> str
             lag=lag,
             sets=depths[stage] + lag,
             states=sizes.states,
+            compressed=sizes.compressed,
             recompute=recompute[stage],
         )
         return held

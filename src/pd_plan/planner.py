@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pd_format.compression import NOTHING, Compression
 from pd_format.errors import UserError
 from pd_format.graph_text import is_original
 from pd_format.memory import OPTIMIZER_STATES
 from pd_format.plan import Plan, PlanPrediction, Stage, StagePrediction
 from pd_format.profile import InputSpec, Profile
 from pd_plan.cluster import Cluster
+from pd_plan.compressed import as_sent, check_compression, loads_sent, sent_chain
 from pd_plan.cost import (
     COST_MODELS,
     INFERENCE,
@@ -30,7 +32,7 @@ from pd_plan.cost import (
     stage_ms,
     sync_ms,
 )
-from pd_plan.depth import Depths, choose_depths, given_depths, loads_of, rate_depths
+from pd_plan.depth import Depths, choose_depths, given_depths, rate_depths
 from pd_plan.fixed import best_cuts, cheapest_cuts
 from pd_plan.limits import Limit, Sizes, limited_compute_ms, limited_minibatch_ms
 from pd_plan.network import LINKS, Wiring
@@ -132,6 +134,7 @@ def decide(
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "momentum",
     recompute: bool = False,
     inference: bool = False,
+    compression: Compression = NOTHING,
 ) -> Decision:
     """Decide which layers form which stage, how many workers replicate it, and how many minibatches are in flight.
 
@@ -148,6 +151,7 @@ def decide(
         optimizer: a key of `pd_format.memory.OPTIMIZER_STATES`, for its state.
         recompute: whether stages may recompute to keep within the limit.
         inference: plan forward passes alone, of the profile made `forward_only`.
+        compression: of what workers send.
 
     Raises:
         UserError: no such plan exists, or an argument makes no sense; the text says why.
@@ -155,7 +159,9 @@ def decide(
     cluster = Cluster(machines, bandwidth_bps)
     if inference:
         profile = forward_only(profile)
-    chain = chain_of(profile)
+    check_compression(profile, compression, inference)
+    chain_of(profile)  # Whose sizes may be too large as they are.
+    chain = chain_of(as_sent(profile, compression))
     for name, value, known in (
         ("cost_model", cost_model, COST_MODELS),
         ("links", links, LINKS),
@@ -171,7 +177,7 @@ def decide(
         partition = STRATEGIES[strategy](chain, cluster, model)
     else:
         raise UserError(f"strategy {strategy!r} is unknown; expected one of {', '.join(STRATEGIES)}.")
-    sizes = Sizes.of(profile.layers, _input_bytes(profile.inputs), optimizer)
+    sizes = Sizes.of(profile.layers, _input_bytes(profile.inputs), optimizer, compression.gradients is not None)
     kept, again = None, (False,) * len(partition.ends)
     if memory_bytes is not None:
         limit = Limit(sizes, memory_bytes, recompute)
@@ -188,15 +194,17 @@ def decide(
     # Model parallelism is one minibatch at a time; all else is a pipeline.
     serial = strategy == "model-parallel"
     wiring = Wiring(cluster.bytes_per_ms, links, gradients=not inference)
-    pace = limited_minibatch_ms(chain, sizes, partition, again, cluster, model)
-    depths = _depths(loads_of(profile.layers, partition, again), wiring, pace, model, serial, in_flight, fits)
+    sent = sent_chain(chain, profile, partition, compression)
+    pace = limited_minibatch_ms(sent, sizes, partition, again, cluster, model)
+    depths = _depths(loads_sent(profile, partition, compression, again), wiring, pace, model, serial, in_flight, fits)
     if kept is not None:
         check_depths(kept.limit, partition, depths.in_flight, again)
     computes = [
         limited_compute_ms(chain, sizes, *layers, flag) for layers, flag in zip(partition.ranges, again, strict=True)
     ]
     memory = sizes.needed(partition, depths.in_flight, again)
-    chosen = serial_ms(chain, partition, cluster, model) if serial else pace
+    chosen = serial_ms(sent, partition, cluster, model) if serial else pace
+    everywhere = sent_chain(chain, profile, _data_parallel(chain, cluster), compression)
     plan = Plan(
         model=profile.model,
         minibatch_size=profile.minibatch_size,
@@ -209,11 +217,13 @@ def decide(
         strategy=strategy,
         config=partition.config,
         noam=-(-partition.machines // partition.replicas[0]),
-        stages=_stages(profile, chain, cluster, partition, depths.in_flight, model, again, computes, memory),
-        predicted=_prediction(chain, cluster, partition, chosen, model),
+        stages=_stages(profile, sent, cluster, partition, depths.in_flight, model, again, computes, memory),
+        predicted=_prediction(sent, everywhere, cluster, partition, chosen, model),
         optimizer=optimizer,
         cost_model=cost_model,
         inference=inference,
+        compress_gradients=None if compression.gradients is None else str(compression.gradients),
+        compress_activations=compression.activations,
     )
     return Decision(plan, depths, kept)
 
@@ -259,14 +269,16 @@ def partition_of(plan: Plan) -> Partition:
     return Partition(tuple(ends), tuple(stage.replicas for stage in plan.stages))
 
 
-def alternatives(profile: Profile, cluster: Cluster, model: CostModel = PAPER) -> list[Alternative]:
+def alternatives(
+    profile: Profile, cluster: Cluster, model: CostModel = PAPER, compression: Compression = NOTHING
+) -> list[Alternative]:
     """Single machine, data parallelism, model parallelism and a straight pipeline, on at most M machines.
 
     What is data parallelism in training is, in inference, the whole model on each machine.
 
     The latter two have one machine a stage, so they cannot use more machines than there are stages to be cut.
     """
-    chain = chain_of(profile)
+    chain = chain_of(as_sent(profile, compression))
     deepest = Cluster(min(cluster.machines, chain.most_stages), cluster.bandwidth_bps)
     found = [
         ("single machine", _single(chain, cluster), minibatch_ms),
@@ -278,15 +290,12 @@ def alternatives(profile: Profile, cluster: Cluster, model: CostModel = PAPER) -
         ("model parallelism", _model_parallel(chain, deepest), serial_ms),
         ("straight pipeline", _straight(chain, deepest, model), minibatch_ms),
     ]
-    return [
-        Alternative(
-            name,
-            partition,
-            cost(chain, partition, cluster, model),
-            float(partition_bytes(chain, partition, model)),
-        )
-        for name, partition, cost in found
-    ]
+    result = []
+    for name, partition, cost in found:
+        sent = sent_chain(chain, profile, partition, compression)
+        ms, size = cost(sent, partition, cluster, model), float(partition_bytes(sent, partition, model))
+        result.append(Alternative(name, partition, ms, size))
+    return result
 
 
 def chain_of(profile: Profile) -> Chain:
@@ -379,14 +388,15 @@ def _stages(
 
 
 def _prediction(
-    chain: Chain, cluster: Cluster, partition: Partition, chosen: float, model: CostModel
+    chain: Chain, everywhere: Chain, cluster: Cluster, partition: Partition, chosen: float, model: CostModel
 ) -> PlanPrediction:
-    whole = float(chain.weight_bytes[-1])
+    """Figures of a partition; the chains are of what is sent, by it and by the whole model on each machine."""
+    whole = float(everywhere.weight_bytes[-1])
     every = float(cluster.machines)
     single = chain.compute_ms(0, chain.layers)
     data_parallel = float(stage_ms(single, sync_ms(whole, every, cluster.bytes_per_ms, model), every))
     sent = float(partition_bytes(chain, partition, model))
-    data_parallel_sent = float(stage_bytes(chain.weight_bytes[-1], cluster.machines))
+    data_parallel_sent = float(stage_bytes(everywhere.weight_bytes[-1], cluster.machines))
     return PlanPrediction(
         minibatch_ms=chosen,
         single_machine_ms=single,

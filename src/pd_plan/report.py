@@ -11,9 +11,11 @@ from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_bandwidth, format_bytes, format_ms
 from pd_plan.cluster import Cluster
+from pd_plan.compressed import as_sent, compression_of
+from pd_plan.cost import partition_bytes
 from pd_plan.explain import explain, parts_of
 from pd_plan.memory_report import memory_line, memory_sentences
-from pd_plan.planner import Alternative, Decision, alternatives, model_of, partition_of
+from pd_plan.planner import Alternative, Decision, alternatives, chain_of, model_of, partition_of
 from pd_plan.rates import rate_rows, rate_sentences
 from pd_plan.text import CONFIG_WIDTH, line, paragraph, row, short_config
 
@@ -50,13 +52,17 @@ def print_report(console: Console, profile: Profile, decision: Decision, rival: 
     )
     line(console, f"Cluster   {machines}, {format_bandwidth(plan.bandwidth_bps)}, {directions} at a time")
     line(console, f"Strategy  {plan.strategy}{', for inference: forward passes alone' if plan.inference else ''}")
+    compressed = _compressed(profile, plan)
+    if compressed:
+        line(console, f"Compress  {compressed}")
     memory = memory_line(decision)
     if memory is not None:
         line(console, f"Memory    {memory}")
     console.print()
     _print_stages(console, profile, plan)
     console.print()
-    others = alternatives(profile, Cluster(plan.machines, plan.bandwidth_bps), model_of(plan))
+    cluster, compression = Cluster(plan.machines, plan.bandwidth_bps), compression_of(plan)
+    others = alternatives(profile, cluster, model_of(plan), compression)
     _print_comparison(console, plan, others)
     console.print()
     _print_rates(console, decision)
@@ -73,11 +79,23 @@ def sentences_of(
     return [*explain(profile, decision.plan), *memory, *rate_sentences(decision, rival)]
 
 
+def _compressed(profile: Profile, plan: Plan) -> str:
+    """What the plan compresses, and what that saves; nothing where it does not."""
+    named = (("gradients", plan.compress_gradients), ("activations", plan.compress_activations))
+    schemes = ", ".join(f"{what} {scheme}" for what, scheme in named if scheme is not None)
+    if not schemes:
+        return ""
+    plain = float(partition_bytes(chain_of(profile), partition_of(plan), model_of(plan)))
+    sent = format_bytes(plan.predicted.bytes_per_minibatch)
+    return f"{schemes}: {sent} a minibatch instead of {format_bytes(plain)}"
+
+
 def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
     columns = ("stage", "layers", "replicas", "in flight", "compute", "share", "sync", "pace", "memory")
     widths = (5, 6, 8, 9, 9, 6, 9, 9, 8)
     line(console, row(columns, widths), "bold")
     total = plan.predicted.single_machine_ms
+    layers = as_sent(profile, compression_of(plan)).layers
     times = {(part.what, part.stage): part.ms for part in parts_of(profile, plan)}
     left_out = range(_FIRST_STAGES, len(plan.stages) - _LAST_STAGES)
     for stage, end in zip(plan.stages, partition_of(plan).ends, strict=True):
@@ -106,8 +124,8 @@ def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
             names += f" to {_shortened(stage.last_layer)}"
         names += ", recomputed" if stage.recompute else ""
         line(console, f"      {names}", "cyan")
-        if end < len(profile.layers):
-            size = format_bytes(profile.layers[end - 1].activation_bytes)
+        if end < len(layers):
+            size = format_bytes(layers[end - 1].activation_bytes)
             ways = "one way" if plan.inference else "each way"
             line(console, f"      -- cut: {size} {ways}, {format_ms(times['cut', stage.index])} --", "dim")
     paragraph(console, _NOTE, "dim")

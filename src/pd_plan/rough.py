@@ -99,6 +99,7 @@ def _plan_under(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel, 
                 lag=lag,
                 sets=w + lag,
                 states=sizes.states,
+                compressed=sizes.compressed,
                 recompute=bool(again),
             )
             left = limit.memory_bytes - held

@@ -24,7 +24,8 @@ from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_ms
 from pd_plan.cluster import Cluster
-from pd_plan.depth import default_mode, loads_of
+from pd_plan.compressed import compression_of, loads_sent
+from pd_plan.depth import default_mode
 from pd_plan.network import Wiring
 from pd_plan.planner import partition_of
 from pd_plan.simulator import Pass, Transfer, record, work_of
@@ -73,7 +74,8 @@ def film(profile: Profile, plan: Plan, links: str = "card") -> Film:
     Raises:
         UserError: the pipeline is too large to be drawn.
     """
-    loads = loads_of(profile.layers, partition_of(plan), [stage.recompute for stage in plan.stages])
+    again = [stage.recompute for stage in plan.stages]
+    loads = loads_sent(profile, partition_of(plan), compression_of(plan), again)
     depths = [stage.in_flight for stage in plan.stages]
     in_flight = max(stage.in_flight * stage.replicas for stage in plan.stages)
     minibatches = max(_LEAST, _ROUNDS * in_flight)

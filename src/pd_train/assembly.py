@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from pd_format.compression import parse_gradients
 from pd_format.errors import UserError
 from pd_format.layers.precision import get_precision
 from pd_format.layers.task import Task
@@ -16,6 +17,7 @@ from pd_train.asynchronous import AsynchronousServer
 from pd_train.built import BuiltStage
 from pd_train.clipping import Clipping
 from pd_train.compute import StageRunner
+from pd_train.crossing import Crossing
 from pd_train.engine import TorchEngine
 from pd_train.gradients import WatchGradients
 from pd_train.inbox import Inbox
@@ -87,6 +89,7 @@ def assemble(
         predict=METRICS[options.metric].from_predictions,
         precision=get_precision(options.precision),
         first=place.before is None,
+        crossing=None if options.plan.compress_activations is None else Crossing(options.plan.compress_activations),
     )
     loss_scale = _loss_scale(options, links)
     server = _server(options, built, versions, sets, links, loss_scale, engine.watch_gradients)
@@ -134,7 +137,19 @@ def _server(
     if options.mode.sync == "asp":
         return AsynchronousServer(sets, versions, watch, names, replica, optimizer, links.to_replica)
     clipping = _clipping(options, links)
-    return ShardedServer(sets, versions, watch, names, replica, optimizer, links.to_replica, clipping, loss_scale)
+    scheme = options.plan.compress_gradients
+    return ShardedServer(
+        sets,
+        versions,
+        watch,
+        names,
+        replica,
+        optimizer,
+        links.to_replica,
+        clipping,
+        loss_scale,
+        compression=None if scheme is None else parse_gradients(scheme),
+    )
 
 
 def _clipping(options: RunOptions, links: Links) -> Clipping | None:

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["BUCKET_BYTES", "Bucket", "Piece", "cut_into_buckets", "whole_parameters"]
+from pd_format.compression import BUCKET_BYTES, bucket_count
 
-BUCKET_BYTES = 4 << 20
-"""The size that buckets aim at: large enough to amortise a message, small enough to overlap with the backward pass."""
+__all__ = ["BUCKET_BYTES", "Bucket", "Piece", "cut_into_buckets", "whole_parameters"]
 
 _GRAIN = 64
 
@@ -50,7 +49,7 @@ def cut_into_buckets(
         bucket_bytes: the size to aim at.
     """
     total = sum(n * size for n, size in zip(elements, element_bytes, strict=True))
-    count = shards * max(1, round(total / (shards * bucket_bytes)))
+    count = bucket_count(total, shards, bucket_bytes)
     buckets: list[list[Piece]] = [[]]
     filled = 0
     for parameter in reversed(range(len(elements))):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_clipping",
+    "check_compression",
     "check_data",
     "check_memory",
     "check_network",
@@ -102,6 +103,29 @@ def check_precision(precision: PrecisionName, mode: Mode) -> None:
         raise UserError(
             f"--weights none lets new weights reach the graphs of earlier forward passes, which under {precision} "
             f"hold copies of the old ones in that type; use another mode, or --precision fp32."
+        )
+
+
+def check_compression(plan: Plan, mode: Mode) -> None:
+    """Refuse to compress gradients where nothing would be saved, or nobody could say what was left out.
+
+    Raises:
+        UserError: with the reason and the nearest thing that works.
+    """
+    scheme = plan.compress_gradients
+    if scheme is None or all(stage.replicas == 1 for stage in plan.stages):
+        return
+    if mode.sync == "asp":
+        raise UserError(
+            f"the plan compresses gradients ({scheme}), and with --sync asp replicas skip parameters that newer ones "
+            "have overtaken, so that differences do not add up. Use --sync overlap or bsp, or plan without "
+            "--compress-gradients."
+        )
+    if mode.flush is not None:
+        raise UserError(
+            f"the plan compresses gradients ({scheme}), and the last update before a drain always travels whole: with "
+            "--flush that is every update, and nothing would be saved. Leave out --flush, or plan without "
+            "--compress-gradients."
         )
 
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from pd_format.compression import crossing_bytes
 from pd_format.profile import LayerProfile
 from pd_train.course import Key
 from pd_train.data import Minibatch
@@ -54,6 +55,7 @@ class EmulatedEngine:
         samples: of a minibatch.
         is_last: whether it is the last stage, which sends nothing on.
         recompute: whether a backward pass runs the forward pass again first.
+        crossing: the scheme that compresses activations at cuts, if any: it decides how many bytes cross.
         clock, wait: in seconds; `wait` returns at a time of the clock, or at once if it has passed.
     """
 
@@ -64,6 +66,7 @@ class EmulatedEngine:
         samples: int,
         is_last: bool,
         recompute: bool = False,
+        crossing: Literal["bf16", "int8"] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = wait_until,
     ) -> None:
@@ -83,7 +86,8 @@ class EmulatedEngine:
                 self._due.append((now, number))
         self._backward_s = now
         self._frozen = [_untouched(layer.parameter_bytes - layer.trainable_bytes) for layer in layers]
-        self._sent = () if is_last else _activations(layers[-1].activation_bytes)
+        size = layers[-1].activation_bytes
+        self._sent = () if is_last else _activations(crossing_bytes(crossing, size, samples) if crossing else size)
         self._answers: dict[int, list[Tensor]] = {}
         self._gradients_of: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
         self._ready: Callable[[int, Tensor], None] | None = None

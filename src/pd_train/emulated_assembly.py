@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from pd_format.compression import parse_gradients
 from pd_format.versions import sets_needed
+from pd_train.compressed import EmulatedTraffic
 from pd_train.compute import StageRunner
 from pd_train.emulated import EmulatedEngine, EmulatedSource, NoArithmetic, parameters_of
 from pd_train.emulation import Emulation, layers_of
@@ -38,6 +40,7 @@ def assemble_emulated(options: RunOptions, emulation: Emulation, links: Links, r
         samples=plan.minibatch_size,
         is_last=place.after is None,
         recompute=place.stage.recompute,
+        crossing=plan.compress_activations,
     )
     server = ShardedServer(
         sets,
@@ -48,6 +51,8 @@ def assemble_emulated(options: RunOptions, emulation: Emulation, links: Links, r
         options.optimizer,
         links.to_replica,
         arithmetic=NoArithmetic(),
+        compression=None if plan.compress_gradients is None else parse_gradients(plan.compress_gradients),
+        traffic=EmulatedTraffic,
     )
     runner = StageRunner(
         links=links,

@@ -19,6 +19,7 @@ from pd_format.layers.precision import FP32, Precision
 from pd_format.layers.stage import StageModule
 from pd_format.layers.task import PredictingTask, Task
 from pd_format.layers.values import map_tensors, tensors_in
+from pd_train.crossing import Crossing
 from pd_train.memory import MemoryMeter
 from pd_train.seeding import seed_generators
 
@@ -57,6 +58,8 @@ class StageEngine(Protocol):
         self, key: int, index: int, gradients: Sequence[Tensor | None] | None, loss_scale: float = 1.0
     ) -> list[Tensor | None]:
         """From the gradients of the sent tensors that want one to those of the received ones, in order.
+
+        An answer may have them in another form, which only the engine of the stage before reads.
 
         The last stage is given None and starts from its loss, times the scale. The parameter set is the one of the
         forward pass, but for naive pipelining.
@@ -112,6 +115,7 @@ class TorchEngine:
             backward pass.
         precision: what autocast computes in, and what float32 tensors are while they cross a cut.
         first: whether values come from the data set, not across a cut.
+        crossing: what compresses activations at cuts, if anything does.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class TorchEngine:
         predict: bool = False,
         precision: Precision = FP32,
         first: bool = True,
+        crossing: Crossing | None = None,
     ) -> None:
         self._module = module
         self._sets = sets
@@ -135,6 +140,7 @@ class TorchEngine:
         self._predict = predict
         self._precision = precision
         self._first = first
+        self._crossing = crossing
         self._pointers = _pointers_to(module, sets[0])
         self._current = 0
         self._stash: dict[int, _Stash | _Recipe] = {}
@@ -163,14 +169,13 @@ class TorchEngine:
             yield from tensors_in(tuple(kept))
 
     def forward(self, key: int, index: int, values: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-        recipe = _Recipe(index, map_tensors(self._here, values), None, seed)
+        recipe = _Recipe(index, self._arrived(values), None, seed)
         stash, result = self._run(recipe)
         self._keep(key, recipe, stash)
-        sent: tuple[Any, ...] = map_tensors(self._to_send, result)
-        return sent
+        return self._leaving(result)
 
     def forward_loss(self, key: int, index: int, values: tuple[Any, ...], targets: Any, seed: int) -> Score:
-        recipe = _Recipe(index, map_tensors(self._here, values), map_tensors(self._here, targets), seed)
+        recipe = _Recipe(index, self._arrived(values), map_tensors(self._here, targets), seed)
         stash, (loss,) = self._run(recipe)
         self._keep(key, recipe, stash)
         return Score(loss.item(), None, self._task.samples(recipe.targets))
@@ -185,6 +190,8 @@ class TorchEngine:
             if sent:
                 torch.autograd.backward(sent, [torch.full_like(loss, loss_scale) for loss in sent])
         else:
+            if self._crossing is not None:
+                gradients = self._crossing.unpack_gradients(gradients)
             pairs = [(root, arrived) for root, arrived in zip(sent, gradients, strict=True) if arrived is not None]
             for root, arrived in pairs:
                 if root.shape != arrived.shape or root.dtype != arrived.dtype:
@@ -194,7 +201,11 @@ class TorchEngine:
                     )
             if pairs:
                 torch.autograd.backward([root for root, _ in pairs], [self._here(arrived) for _, arrived in pairs])
-        return [None if tensor.grad is None else tensor.grad.cpu() for tensor in received]
+        answer = [tensor.grad for tensor in received]
+        if self._crossing is not None and not self._first:
+            answer = self._crossing.pack_gradients(answer)
+        result: list[Tensor | None] = map_tensors(Tensor.cpu, answer)
+        return result
 
     def take_parameter_gradients(self, index: int) -> list[Tensor | None]:
         leaves = self._naive or self._sets[index]
@@ -211,10 +222,9 @@ class TorchEngine:
         if self._module.training:
             self._module.eval()
         with torch.no_grad(), self._precision.computing(self._device):
-            result = self._module(*self._widened(map_tensors(self._here, values)))
+            result = self._module(*self._widened(self._arrived(values)))
             if targets is None:
-                sent: tuple[Any, ...] = map_tensors(self._to_send, self._precision.narrow(result))
-                return sent
+                return self._leaving(self._precision.narrow(result))
             targets = map_tensors(self._here, targets)
             loss = self._task.loss(result[0], targets)
             predictions = None
@@ -281,6 +291,17 @@ class TorchEngine:
         for parameter, held in zip(self._naive or (), self._sets[index], strict=bool(self._naive)):
             if parameter.data_ptr() != held.data_ptr():
                 parameter.data.copy_(held.data)
+
+    def _arrived(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A stage's input on its device, as the stage before had it."""
+        here: tuple[Any, ...] = map_tensors(self._here, values)
+        return here if self._first or self._crossing is None else self._crossing.unpack(here)
+
+    def _leaving(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._crossing is not None:
+            values = self._crossing.pack(values)
+        sent: tuple[Any, ...] = map_tensors(self._to_send, values)
+        return sent
 
     def _here(self, tensor: Tensor) -> Tensor:
         if tensor.device == self._device:

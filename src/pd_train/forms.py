@@ -1,7 +1,9 @@
 """What the body of each kind of message looks like, so that no other one reaches the code that takes it apart.
 
-    forward       (values, targets, version met at stage 0)      backward     gradients of what was sent, or None
+    forward       (values, targets, version met at stage 0)      backward     gradients of what was sent, or None,
+                                                                              each in parts where it is compressed
     gradient      (bucket, pieces, version read)                 parameters   (bucket, pieces)
+                  pieces are a tuple of tensors, or a list of them where they are compressed
     ...
 
 Only the form is looked at here; whether a bucket's pieces have the right sizes, the parameter server knows.
@@ -19,6 +21,7 @@ from torch import Tensor
 from pd_format.plan import Plan
 from pd_train.checkpoint.part import PartRecord
 from pd_train.compute import Segment
+from pd_train.crossing import Crossing
 from pd_train.meeting import About
 from pd_train.pulse import Pulse
 from pd_train.routing import Place, may_send
@@ -34,9 +37,19 @@ def plan_problem(plan: Plan, place: Place, message: Message) -> str | None:
     """What is wrong with a message by the plan, for the worker at `place`."""
     if not may_send(plan, place, message.kind, message.sender, message.index):
         return f"{_name(message)}, which the plan does not have that worker send to this one"
-    if not has_form(message.kind, message.body):
+    if not has_form(message.kind, message.body) or not _crosses(plan, message):
         return f"{_name(message)}, whose content has another form than such a message has"
     return None
+
+
+def _crosses(plan: Plan, message: Message) -> bool:
+    """Whether what crosses a cut has the form that the plan's compression gives it."""
+    if plan.compress_activations is None:
+        return True
+    crossing = Crossing(plan.compress_activations)
+    if message.kind == "forward":
+        return crossing.has_form(message.body[0])
+    return message.kind != "backward" or crossing.has_answer_form(message.body)
 
 
 def _name(message: Message) -> str:
@@ -73,6 +86,10 @@ def _named(form: Form) -> Form:
 
 def _maybe(form: Form) -> Form:
     return lambda value: value is None or form(value)
+
+
+def _either(*forms: Form) -> Form:
+    return lambda value: any(form(value) for form in forms)
 
 
 def _anything(value: Any) -> bool:
@@ -163,9 +180,9 @@ _FORMS: dict[str, Form] = {
     "failed": _row(_TEXT, _is(bool)),
     "event": _row(_TEXT, _named(_anything)),
     "forward": _row(_is(tuple), _anything, _maybe(_is_whole)),
-    "backward": _maybe(_each(list, _maybe(_TENSOR))),
-    "gradient": _row(_is_whole, _each(tuple, _maybe(_TENSOR)), _is_whole),
-    "parameters": _row(_is_whole, _each(tuple, _TENSOR)),
+    "backward": _maybe(_each(list, _maybe(_either(_TENSOR, _each(tuple, _TENSOR))))),
+    "gradient": _row(_is_whole, _either(_each(tuple, _maybe(_TENSOR)), _each(list, _TENSOR)), _is_whole),
+    "parameters": _row(_is_whole, _either(_each(tuple, _TENSOR), _each(list, _TENSOR))),
     "buffers": _each(list, _TENSOR),
     "norm": _is(float),
     "finite": _is(bool),

@@ -13,6 +13,7 @@ from pd_format.plan import Host, Plan, read_plan
 from pd_format.versions import Mode
 from pd_train.check import (
     check_clipping,
+    check_compression,
     check_data,
     check_memory,
     check_network,
@@ -96,6 +97,8 @@ def settle(given: Mapping[str, Any], farewell: Farewell) -> Settled:
     if not given["evaluate_only"] and emulation is None:
         check_precision(precision, mode)
     check_clipping(mode, given["clip_stage_grad_norm"], given["clip_grad_norm"])
+    if not given["evaluate_only"]:
+        check_compression(plan, mode)
     check_schedule(plan, mode)
     # The figures of a plan to train by are for more than an evaluation holds.
     if emulation is None and (plan.inference or not given["evaluate_only"]):

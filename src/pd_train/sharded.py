@@ -20,16 +20,18 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from pd_format.compression import GradientScheme
 from pd_format.layers.values import tensors_in
 from pd_format.schedule import rounds_of
 from pd_format.versions import StageVersions
 from pd_train.arithmetic import TORCH_ARITHMETIC, Arithmetic
 from pd_train.clipping import Clipping
+from pd_train.compressed import CompressedTraffic, Pieces, check_message, unpacked
 from pd_train.gradients import GradientBuckets, Gradients, WatchGradients
 from pd_train.loss_scale import LossScale
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
-from pd_train.server import SegmentSize, Send, check_pieces, cut_stage, piece_view
+from pd_train.server import SegmentSize, Send, cut_stage, piece_view
 from pd_train.shard import Shard
 from pd_train.weights import ParameterSets
 
@@ -49,6 +51,8 @@ class ShardedServer:
         clipping: of the gradient's norm, if asked for.
         loss_scale: what gradients are to be divided by, where the loss was scaled; each segment then has one update.
         arithmetic: on gradients and parameters.
+        compression: of what replicas send each other, if any.
+        traffic: what does it.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class ShardedServer:
         clipping: Clipping | None = None,
         loss_scale: LossScale | None = None,
         arithmetic: Arithmetic = TORCH_ARITHMETIC,
+        compression: GradientScheme | None = None,
+        traffic: type[CompressedTraffic] = CompressedTraffic,
     ) -> None:
         self._sets = sets
         self._versions = versions
@@ -87,7 +93,13 @@ class ShardedServer:
         self._own = [index for index, bucket in enumerate(self._buckets) if bucket.shard == replica]
         self._of_own = {index: self._pieces[0][index] for index in self._own}
         self._of_others = {index: p for index, p in enumerate(self._pieces[0]) if index not in self._of_own}
-        self._optimizers = {index: MovingOptimizer(options, pieces) for index, pieces in self._of_own.items()}
+        self._traffic = None
+        if compression is not None and self._replicas > 1:
+            self._traffic = traffic(compression, self._pieces[0], self._own)
+        masters = {} if self._traffic is None else self._traffic.masters
+        self._optimizers = {
+            index: MovingOptimizer(options, masters.get(index, pieces)) for index, pieces in self._of_own.items()
+        }
         self.staleness: Counter[int] = Counter()
         self.updates = 0
         """Of the segment: what its last version is."""
@@ -96,8 +108,10 @@ class ShardedServer:
         self._update_size = 1
         self._rate = options.lr
         self._running = 0
-        self._contributions: dict[tuple[int, int, int], dict[int, Gradients]] = {}
-        self._arrived: dict[tuple[int, int, int], tuple[Tensor, ...]] = {}
+        self._is_last = False
+        """Whether the backward pass that runs is this replica's last of the segment."""
+        self._contributions: dict[tuple[int, int, int], dict[int, Pieces]] = {}
+        self._arrived: dict[tuple[int, int, int], Pieces] = {}
         self._means: dict[int, dict[int, list[Tensor | None]]] = {}
         self._announced = 0
         self._previous_set: dict[int, int] = {}
@@ -109,6 +123,9 @@ class ShardedServer:
         self._update_size = self._versions.update_size(size.minibatches)
         self.updates = -(-size.minibatches // self._update_size)
         self._sets.start_segment()
+        if self._traffic is not None:
+            with torch.no_grad():
+                self._traffic.start_segment(self._pieces[self._sets.set_of(0)])
         self._next_update = [0] * len(self._buckets)
         self._announced = 0
         self._previous_set.clear()
@@ -121,21 +138,22 @@ class ShardedServer:
         self._running = minibatch // self._update_size
         samples = self._size.samples_of(minibatch)
         following = minibatch + self._replicas
-        last = following >= self._size.minibatches or following // self._update_size != self._running
+        self._is_last = following >= self._size.minibatches
+        last = self._is_last or following // self._update_size != self._running
         self._outgoing.start(samples if self._is_uneven(self._running) else None, last)
 
     def finish_backward(self, gradients: Sequence[Tensor | None]) -> None:
         self._outgoing.finish(gradients)
 
-    def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Gradients, int]) -> None:
+    def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Pieces, int]) -> None:
         bucket, gradients, _ = body
         if replica != self._replica:
-            check_pieces(bucket, gradients, self._of_own)
+            check_message(self._traffic, bucket, gradients, self._of_own, is_gradient=True)
         self._contributions.setdefault((segment, bucket, update), {})[replica] = gradients
 
-    def take_parameters(self, segment: int, version: int, body: tuple[int, tuple[Tensor, ...]]) -> None:
+    def take_parameters(self, segment: int, version: int, body: tuple[int, Pieces]) -> None:
         bucket, tensors = body
-        check_pieces(bucket, tensors, self._of_others)
+        check_message(self._traffic, bucket, tensors, self._of_others, is_gradient=False)
         self._arrived[segment, version, bucket] = tensors
 
     def is_drained(self) -> bool:
@@ -162,6 +180,8 @@ class ShardedServer:
         waiting = (self._contributions, self._arrived, self._means)
         yield from tensors_in(tuple(value for held in waiting for value in held.values()))
         yield from self._outgoing.held()
+        if self._traffic is not None:
+            yield from self._traffic.held()
 
     def _is_uneven(self, update: int) -> bool:
         """Whether the update's minibatches differ in their samples."""
@@ -174,8 +194,14 @@ class ShardedServer:
         shard = self._buckets[bucket].shard
         if shard == self._replica:
             self.take_gradients(self._segment, self._running, self._replica, (bucket, gradients, 0))
-        else:
-            self._send(self._segment, shard, "gradient", self._running, (bucket, gradients, 0))
+            return
+        pieces: Pieces = gradients
+        if self._traffic is not None:
+            # Where minibatches differ in their samples, gradients are weighed by them; what was left out was not yet.
+            weight = self._size.samples if self._is_uneven(self._running) else None
+            with torch.no_grad():
+                pieces = self._traffic.pack_gradients(bucket, gradients, weight, self._is_last)
+        self._send(self._segment, shard, "gradient", self._running, (bucket, pieces, 0))
 
     def _advance_bucket(self, bucket: int, update: int) -> bool:
         """Update an own bucket, or write one that has arrived; False while that must wait."""
@@ -198,7 +224,7 @@ class ShardedServer:
             if own:
                 self._update(bucket, version, pieces, factor)
             else:
-                self._arithmetic.copy(pieces, self._arrived.pop((self._segment, version, bucket)))
+                self._take_over(bucket, version, pieces, self._arrived.pop((self._segment, version, bucket)))
         self._missing[version] -= 1
         if self._missing[version] == 0:
             self._sets.completed(version)
@@ -234,7 +260,9 @@ class ShardedServer:
             del self._contributions[self._segment, bucket, update]
             uneven = self._is_uneven(update)
             weight = sum(self._size.samples_of(b) for b in range(first, last)) if uneven else last - first
-            means[bucket] = self._arithmetic.mean([there[k] for k in members], weight)
+            with torch.no_grad():
+                contributions = [unpacked(self._traffic, bucket, there[k]) for k in members]
+                means[bucket] = self._arithmetic.mean(contributions, weight)
             if self._loss_scale is not None:
                 self._loss_scale.unscale(means[bucket])
         return means[bucket]
@@ -253,17 +281,42 @@ class ShardedServer:
                 self._loss_scale.announce(self._segment, gradients)
             self._announced += 1
 
-    def _update(self, bucket: int, version: int, pieces: list[Tensor], factor: float) -> None:
+    def _bring_forward(self, bucket: int, version: int, pieces: list[Tensor]) -> None:
+        """Give the pieces of a version's set the numbers of the version before."""
         previous = self._pieces[self._previous_set[version]][bucket]
+        if previous is not pieces:
+            self._arithmetic.copy(pieces, previous)
+
+    def _take_over(self, bucket: int, version: int, pieces: list[Tensor], found: Pieces) -> None:
+        """Write what another shard has sent."""
+        if isinstance(found, tuple):
+            self._arithmetic.copy(pieces, [piece for piece in found if piece is not None])
+        else:
+            assert self._traffic is not None
+            self._bring_forward(bucket, version, pieces)
+            self._traffic.add_step(bucket, found, pieces)
+
+    def _update(self, bucket: int, version: int, pieces: list[Tensor], factor: float) -> None:
         gradients = self._means[version - 1][bucket]
         if self._loss_scale is not None and not self._loss_scale.verdict(self._segment):
             # Without gradients the optimizer leaves parameters and state alone.
             gradients = [None] * len(gradients)
         elif factor < 1.0:
             gradients = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
-        self._arithmetic.step(self._optimizers[bucket], pieces, previous, gradients, self._rate)
+        message: Pieces = tuple(pieces)
+        if self._traffic is not None and self._traffic.compresses(bucket):
+            masters = self._traffic.masters.get(bucket, pieces)
+            self._arithmetic.step(self._optimizers[bucket], masters, masters, gradients, self._rate)
+            if version == self.updates:
+                self._arithmetic.copy(pieces, masters)
+            else:
+                self._bring_forward(bucket, version, pieces)
+                message = self._traffic.pack_step(bucket, pieces)
+        else:
+            previous = self._pieces[self._previous_set[version]][bucket]
+            self._arithmetic.step(self._optimizers[bucket], pieces, previous, gradients, self._rate)
         # Not kept until the last bucket of the version: a gradient is needed once.
         self._means[version - 1][bucket] = []
         for replica in range(self._replicas):
             if replica != self._replica:
-                self._send(self._segment, replica, "parameters", version, (bucket, tuple(pieces)))
+                self._send(self._segment, replica, "parameters", version, (bucket, message))

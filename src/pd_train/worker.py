@@ -120,6 +120,9 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
             problem = partial(network_problem, options.plan, place)
         elif options.emulate is not None:
             duty = Emulating(setup, options.emulate, dump)
+            # What it sends has the sizes of compressed values, and no other form.
+            plain = options.plan.model_copy(update={"compress_activations": None})
+            problem = partial(plan_problem, plain, place)
         else:
             duty = Training(setup, place, launcher, dump)
         clock = Clock()
