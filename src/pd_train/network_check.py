@@ -21,8 +21,8 @@ from functools import partial
 
 import torch
 
-from pd_format.plan import Plan
-from pd_train.buckets import BUCKET_BYTES
+from pd_format.compression import BUCKET_BYTES, bucket_count, parse_gradients, stage_bytes_after
+from pd_format.plan import Plan, Stage
 from pd_train.control import WorkerSetup
 from pd_train.duties import Company
 from pd_train.events import LinkFigures, NetworkMeasured, Note
@@ -67,7 +67,8 @@ def links_of(plan: Plan) -> list[Link]:
     cut = _cut_bytes(plan)
     for stage, after in zip(plan.stages, [*plan.stages[1:], None], strict=True):
         if stage.replicas > 1:
-            size = _within(min(BUCKET_BYTES, (stage.predicted.trainable_bytes or BUCKET_BYTES) // stage.replicas))
+            whole = stage.predicted.trainable_bytes or BUCKET_BYTES * stage.replicas
+            size = _within(_sent(plan, stage, whole) / bucket_count(whole, stage.replicas))
             found += [Link(a, b, "parameters", size) for a in stage.workers for b in stage.workers if a != b]
         if after is not None:
             rounds = range(math.lcm(stage.replicas, after.replicas))
@@ -86,9 +87,17 @@ def _cut_bytes(plan: Plan) -> int:
         if stage.replicas > 1:
             if stage.predicted.trainable_bytes is None:  # An older plan does not tell the two apart.
                 return _within(BUCKET_BYTES)
-            synchronised += 2 * (stage.replicas - 1) / stage.replicas * stage.predicted.trainable_bytes
+            sent = _sent(plan, stage, stage.predicted.trainable_bytes)
+            synchronised += 2 * (stage.replicas - 1) / stage.replicas * sent
     cuts = max(1, len(plan.stages) - 1)
     return _within((plan.predicted.bytes_per_minibatch - synchronised) / 2 / cuts)
+
+
+def _sent(plan: Plan, stage: Stage, trainable_bytes: int) -> int:
+    """What all buckets of a stage take on the network."""
+    if plan.compress_gradients is None:
+        return trainable_bytes
+    return stage_bytes_after(parse_gradients(plan.compress_gradients), trainable_bytes, stage.replicas)
 
 
 def _within(size: float) -> int:
