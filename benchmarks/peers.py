@@ -10,6 +10,8 @@ two cores, more than two workers share them. Compared are
     plan       this project: what pd-plan chooses for the machines and the bandwidth
     bsp        this project: pd-plan --strategy data-parallel
 
+Where links have no limit, pd-plan is told what `pd-train --measure-network` finds, as docs/clusters.md advises.
+
 The figure is samples a second in steady state: of steps after the first for the peers, between the filling and the
 draining of the pipeline for this project. Needs root, iproute2 and the test dependencies.
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -71,7 +74,7 @@ NETWORKS = {
     "dense": Network(f"{HERE}:dense", (f"{HERE}:dense", "--input-shape", "1024"), 128, (1024,), 1000),
 }
 RATES = {"100mbit": "100mbps", "1gbit": "1gbps", "unlimited": "10gbps"}
-"""As tc and as pd-plan write them."""
+"""As tc and as pd-plan write them; the last one is only where measuring begins."""
 
 
 def dense() -> nn.Module:
@@ -230,6 +233,8 @@ class Bench:
         self._workers = workers
         self._rate = rate
         self._steps = steps
+        self._bandwidth = RATES[rate]
+        self._is_measured = rate != "unlimited"
         self._environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
 
     def measure(self, contender: str) -> float:
@@ -241,7 +246,7 @@ class Bench:
         with network_of(self._workers, None if self._rate == "unlimited" else self._rate) as hosts:
             if contender in ("plan", "bsp"):
                 return self._own(hosts, contender)
-            commands = []
+            commands: list[list[str]] = []
             workers = 1 if contender == "loop" else self._workers
             if contender == "1f1b":
                 self._plan("straight", hosts.addresses)
@@ -253,6 +258,8 @@ class Bench:
             return float(self._run(commands)[0].split()[-1])
 
     def _own(self, hosts: Any, contender: str) -> float:
+        if not self._is_measured:
+            self._measure_network(hosts)
         plan_path = self._plan("auto" if contender == "plan" else "data-parallel", hosts.addresses)
         plan = read_plan(plan_path)
         depth = max(stage.in_flight * stage.replicas for stage in plan.stages)
@@ -275,13 +282,25 @@ class Bench:
         print(f"    ({contender}: {plan.config}, in flight {[stage.in_flight for stage in plan.stages]})", flush=True)
         return plan.minibatch_size / statistics.median(paces)
 
+    def _measure_network(self, hosts: Any) -> None:
+        plan = str(self._plan("data-parallel", hosts.addresses))
+        options = ["--plan", plan, "--measure-network", "--insecure", "--rank"]
+        said = self._run(
+            [hosts.command(rank, [*_program("pd_train"), *options, str(rank)]) for rank in range(self._workers)]
+        )
+        advice = re.search(r"pd-plan\s+--bandwidth\s+(\S+)", said[0])
+        if advice is not None:
+            self._bandwidth = advice[1]
+        self._is_measured = True
+        print(f"    (pd-plan is told {self._bandwidth})", flush=True)
+
     def _plan(self, strategy: str, addresses: Sequence[str]) -> Path:
         profile, plan = self._folder / f"{self._name}.json", self._folder / f"{strategy}.json"
         if not profile.exists():
             network = NETWORKS[self._name]
             options = ["--minibatch-size", str(network.minibatch), "--minibatches", "5", "--threads", "1"]
             self._run([[*_program("pd_profile"), *network.arguments, *options, "--output", str(profile)]])
-        options = ["--profile", str(profile), "--bandwidth", RATES[self._rate], "--strategy", strategy]
+        options = ["--profile", str(profile), "--bandwidth", self._bandwidth, "--strategy", strategy]
         options += ["--hosts", ",".join(addresses), "--cost-model", "duplex", "--output", str(plan)]
         if strategy == "straight":
             cuts = sum(layer.cut for layer in read_profile(profile).layers[:-1])
