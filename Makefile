@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-launchers chaos fuzz lint types check format bench profiles models clean
+.PHONY: help install demo test pages test-launchers chaos fuzz lint types check format bench profiles models clean
 
 help: ## Say what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -21,6 +21,9 @@ demo: $(INSTALLED) ## Profile, plan and train a small network on real data with 
 
 test: $(INSTALLED) ## Run the tests
 	$(BIN)/python -m pytest
+
+pages: $(INSTALLED) ## Run the commands of README.md and docs, each page's in a folder of its own
+	timeout 600 $(BIN)/python -m pytest -m pages tests/test_pages_run.py
 
 test-launchers: $(INSTALLED) ## Run the tests under real launchers: Slurm, Open MPI, torchrun; as root it installs them
 	tests/install-packages.sh munge slurmctld slurmd slurm-client openmpi-bin iproute2
