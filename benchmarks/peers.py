@@ -7,7 +7,7 @@ two cores, more than two workers share them. Compared are
     ddp        torch.nn.parallel.DistributedDataParallel over gloo, a minibatch a worker
     1f1b       torch.distributed.pipelining.Schedule1F1B over gloo, with the cuts of this project's straight plan, and
                MICROBATCHES whole minibatches a step, so that its update averages that many
-    plan       this project: what pd-plan chooses for the machines and the bandwidth
+    plan       this project: what pd-plan --strategy simulated chooses for the machines and the bandwidth
     bsp        this project: pd-plan --strategy data-parallel
 
 Where links have no limit, pd-plan is told what `pd-train --measure-network` finds, as docs/clusters.md advises.
@@ -260,7 +260,7 @@ class Bench:
     def _own(self, hosts: Any, contender: str) -> float:
         if not self._is_measured:
             self._measure_network(hosts)
-        plan_path = self._plan("auto" if contender == "plan" else "data-parallel", hosts.addresses)
+        plan_path = self._plan("simulated" if contender == "plan" else "data-parallel", hosts.addresses)
         plan = read_plan(plan_path)
         depth = max(stage.in_flight * stage.replicas for stage in plan.stages)
         # As many rounds in steady state as the peers have steps, after two that warm up.
@@ -301,7 +301,7 @@ class Bench:
             options = ["--minibatch-size", str(network.minibatch), "--minibatches", "5", "--threads", "1"]
             self._run([[*_program("pd_profile"), *network.arguments, *options, "--output", str(profile)]])
         options = ["--profile", str(profile), "--bandwidth", self._bandwidth, "--strategy", strategy]
-        options += ["--hosts", ",".join(addresses), "--cost-model", "duplex", "--output", str(plan)]
+        options += ["--hosts", ",".join(addresses), "--links", "shared", "--output", str(plan)]
         if strategy == "straight":
             cuts = sum(layer.cut for layer in read_profile(profile).layers[:-1])
             assert self._workers <= cuts + 1

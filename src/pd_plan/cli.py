@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _TERMINAL = "-"
-_STRATEGIES = ("auto", "single", "data-parallel", "model-parallel", "straight")
+_STRATEGIES = ("auto", "simulated", "single", "data-parallel", "model-parallel", "straight")
 
 
 class Figure(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on
@@ -149,8 +149,9 @@ class Config(click.ParamType):  # type: ignore[type-arg]
     type=click.Choice(_STRATEGIES),
     default="auto",
     show_default=True,
-    help="auto finds the fastest plan; the others are what to compare it with: one machine, one stage on all "
-    "machines, one machine a stage with one minibatch at a time, or as a pipeline.",
+    help="auto finds the plan that is fastest by the cost model, simulated the one that simulates fastest; the others "
+    "are what to compare it with: one machine, one stage on all machines, one machine a stage with one minibatch at a "
+    "time, or as a pipeline.",
 )
 @click.option(
     "--config",
@@ -300,6 +301,8 @@ def main(
         raise click.UsageError("--recompute costs time to save memory; say with --memory how much there is.")
     if inference and cost_model != "paper":
         raise click.UsageError("--cost-model is about what is sent back, which --inference does without; leave it out.")
+    if strategy == "simulated" and (inference or cost_model != "paper"):
+        raise click.UsageError("--strategy simulated tries both cost models, for training; leave the other option out.")
     if recompute and inference:
         raise click.UsageError("--recompute saves what a backward pass needs, which --inference does without.")
     if (sweep or robustness is not None) and (config is not None or strategy != "auto"):
@@ -391,6 +394,7 @@ def _plan(
     from pd_format.jsonfile import write_record
     from pd_plan.planner import decide, duplex_rival, forward_only
     from pd_plan.report import print_report
+    from pd_plan.simulated import fastest_simulated
 
     chosen = "" if profile_path is not None else " (the newest in profiles/)"
     if profile_path is None:
@@ -399,8 +403,11 @@ def _plan(
     if options["inference"]:
         profile = forward_only(profile)
     try:
-        decision = decide(profile, machines, bandwidth, strategy, config, cost_model=cost_model, **options)
-        rival = duplex_rival(profile, decision, **options)
+        if strategy == "simulated":
+            decision, rival = fastest_simulated(profile, machines, bandwidth, **options), None
+        else:
+            decision = decide(profile, machines, bandwidth, strategy, config, cost_model=cost_model, **options)
+            rival = duplex_rival(profile, decision, **options)
     except UserError as error:
         raise UserError(f"{profile_path}: {error}") from None
     if hosts is not None:
