@@ -294,10 +294,10 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 def test_a_failed_start_does_not_block_its_folder(tmp_path: Path) -> None:
     path, run = write_plan(tmp_path), tmp_path / "run"
-    assert_refused(pd_train("--plan", path, "--run-dir", run, "--data", "gone.py:samples"), "there is no file")
+    assert_refused(pd_train("--plan", path, "--run-dir", run, "--data", f"{MODELS}:number_40"), "no callable")
     result = pd_train("--plan", path, "--run-dir", run, "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "gone.py" not in (run / "worker-0.log").read_text()
+    assert "no callable" not in (run / "worker-0.log").read_text()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -38,6 +38,7 @@ __all__ = [
     "precision_warning",
     "settle_mode",
     "stage_ranges",
+    "worker_memory_bytes",
 ]
 
 
@@ -240,8 +241,6 @@ def check_network(plan: Plan, insecure: bool, has_key: bool) -> None:
 def check_memory(plan: Plan, mode: Mode, ranks: Sequence[int], available_bytes: int | None) -> None:
     """Refuse a plan whose workers on this host need more memory than it has free.
 
-    The plan's figures are for weight stashing; another mode may hold more parameter sets.
-
     Args:
         plan: with its predicted memory a worker.
         mode: of the run.
@@ -251,21 +250,23 @@ def check_memory(plan: Plan, mode: Mode, ranks: Sequence[int], available_bytes: 
     Raises:
         UserError: giving both figures.
     """
-    replicas = [stage.replicas for stage in plan.stages]
-    depths = [stage.in_flight for stage in plan.stages]
-    default = Mode(sync="bsp" if len(replicas) == 1 else "overlap")
-    needed = 0
-    for rank in ranks:
-        stage, _ = plan.stage_of(rank)
-        sets = sets_needed(stage_versions(mode, replicas, depths, stage.index))
-        planned = sets_needed(stage_versions(default, replicas, depths, stage.index))
-        more = max(0, sets - planned) * (stage.predicted.trainable_bytes or 0)
-        needed += stage.predicted.memory_bytes + more
+    needed = sum(worker_memory_bytes(plan, mode, rank) for rank in ranks)
     if available_bytes is not None and needed > available_bytes:
         raise UserError(
             f"the plan's {len(ranks)} workers on this host need {format_bytes(needed)} of memory and "
             f"{format_bytes(available_bytes)} are free; use fewer machines, a smaller minibatch, or more hosts."
         )
+
+
+def worker_memory_bytes(plan: Plan, mode: Mode, rank: int) -> int:
+    """What a worker needs by the plan, whose figures are for weight stashing; another mode may hold more sets."""
+    replicas = [stage.replicas for stage in plan.stages]
+    depths = [stage.in_flight for stage in plan.stages]
+    default = Mode(sync="bsp" if len(replicas) == 1 else "overlap")
+    stage, _ = plan.stage_of(rank)
+    sets = sets_needed(stage_versions(mode, replicas, depths, stage.index))
+    planned = sets_needed(stage_versions(default, replicas, depths, stage.index))
+    return stage.predicted.memory_bytes + max(0, sets - planned) * (stage.predicted.trainable_bytes or 0)
 
 
 def optimizer_warning(options: RunOptions) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import cloup
 from click.core import ParameterSource
 
 from pd_format.errors import UserError
@@ -14,7 +15,7 @@ from pd_train.evaluation import check_evaluation
 from pd_train.event_files import check_tensorboard
 from pd_train.events import Note
 from pd_train.farewell import Farewell
-from pd_train.option_groups import takes_options
+from pd_train.option_groups import TwoHelps, takes_options
 from pd_train.outcome import failures_as_messages, way_back
 from pd_train.run_folder import clear_logs, continue_run, held, make_run_folder, write_options
 from pd_train.settling import remarks, settle
@@ -23,22 +24,26 @@ __all__ = ["main"]
 
 EPILOG = """\b
 Examples:
-  pd-train --plan plan.json
+  pd-train --plan plan.json --dry-run
   pd-train --plan plan.json --data digits --epochs 10 --target-accuracy 0.97
-  pd-train --plan plan.json --metric perplexity --target-metric 4
   pd-train --plan plan.json --minibatches 100 --optimizer adam --lr 0.0003
   pd-train --make-key job.key; pd-train --plan plan.json --key job.key
   pd-train --resume runs/NAME
   pd-train --report runs/NAME runs/OTHER
-  pd-train --plan plan.json --emulate profiles/vgg16.json --time-scale 20
   pd-train --plan plan.json --evaluate-only --init-from runs/NAME/model.pt
+  pd-train --plan plan.json --emulate profiles/vgg16.json --time-scale 20
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
+Exit codes: 0 done, 1 failed, 2 wrong usage, 128 and the signal's number when
+stopped by one (130 by Ctrl-C). docs/options.md has every option by task."""
 
 
-@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@cloup.command(
+    cls=TwoHelps,
+    epilog=EPILOG,
+    formatter_settings={"col1_max_width": 27},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @takes_options
-@click.version_option(package_name="pipedream", prog_name="pd-train")
 def main(**given: Any) -> None:
     """Train a model pipeline-parallel by a plan, one worker process a machine of the plan.
 
@@ -65,6 +70,7 @@ def _run(given: dict[str, Any], farewell: Farewell) -> None:
     tensorboard = given.pop("tensorboard")
     if tensorboard:
         check_tensorboard()
+    dry_run = given.pop("dry_run")
     emulate, time_scale, quiet = given.pop("emulate"), given.pop("time_scale"), given.pop("quiet")
     if emulate is not None:
         refuse_options(_typed(click.get_current_context()), given["sync"])
@@ -72,8 +78,12 @@ def _run(given: dict[str, Any], farewell: Farewell) -> None:
         raise UserError("--time-scale belongs to --emulate; leave it out or add that.")
     if given["resume"] is not None:
         given = continue_run(given, click.get_current_context())
-    settled = settle({**given, "emulate": emulate, "time_scale": time_scale}, farewell)
+    settled = settle({**given, "emulate": emulate, "time_scale": time_scale}, Farewell() if dry_run else farewell)
     options, identity = settled.options, settled.identity
+    if dry_run:
+        from pd_train.dry_run import rehearse
+
+        return rehearse(settled, remarks(options, given), quiet)
     if options.resume == "no":
         make_run_folder(options.run_dir, named=given["run_dir"] is not None, alone=settled.alone)
     with held(options.run_dir, settled.alone):

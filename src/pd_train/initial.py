@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pd_format.errors import UserError
+from pd_train.named_files import weights_file
 
 __all__ = ["find_weights", "load_weights"]
 
@@ -41,10 +42,7 @@ def find_weights(name: str, factory: str) -> Path:
         UserError: there is no such file; nothing is ever downloaded.
     """
     if not name.startswith(_TORCHVISION):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"--init-from {name}: there is no such file on this host (looked for {path.resolve()}).")
-        return path
+        return weights_file(name)
     module, _, function = factory.partition(":")
     if module != "torchvision.models":
         raise UserError(

@@ -24,7 +24,7 @@ from pd_train.events import Event, Note, WorkersListen
 from pd_train.options import RunOptions
 from pd_train.routing import on_the_host_of, place_of
 
-__all__ = ["MALLOC", "Stopped", "WorkerLost", "launch"]
+__all__ = ["MALLOC", "Stopped", "WorkerLost", "launch", "listen_at"]
 
 MALLOC = {
     # Freed memory is kept and used again: page faults are what large messages cost most.
@@ -84,7 +84,7 @@ def launch(options: RunOptions, show: Callable[[Event], None]) -> None:
         try:
             context = _process_context()
             for rank in ranks:
-                address, port = _listen_at(plan, rank)
+                address, port = listen_at(plan, rank)
                 neighbours = on_the_host_of(plan, rank)
                 setup = WorkerSetup(options, rank, address, port, neighbours.index(rank), len(neighbours))
                 workers.append(_start(context, setup))
@@ -127,7 +127,8 @@ def _quiet_tracker() -> Iterator[None]:
             os.environ["PYTHONWARNINGS"] = before
 
 
-def _listen_at(plan: Plan, rank: int) -> tuple[str, int]:
+def listen_at(plan: Plan, rank: int) -> tuple[str, int]:
+    """The address and port that a worker binds; port 0 is any that is free."""
     if not plan.hosts:
         return "127.0.0.1", 0
     host = plan.hosts[rank]

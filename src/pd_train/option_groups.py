@@ -1,26 +1,36 @@
-"""The options of pd-train: what the command line takes, and how each value is read."""
-
-# ruff: noqa: E501
+"""The options of pd-train in the groups that its help shows; docs/options.md explains each."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import cloup
+from cloup.formatting import HelpSection
 
-from pd_format.data import DATA_HELP
 from pd_format.profile import PRECISIONS
 from pd_train.farewell import Farewell
 from pd_train.metrics import METRICS
 from pd_train.outcome import failures_as_messages
 
-__all__ = ["takes_options"]
+__all__ = ["TwoHelps", "takes_options"]
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+class _Option(cloup.Option):
+    """An option whose help leaves the range of a number to the message that refuses one."""
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Default and whether it is required."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
 
 
 class Finite(click.FloatRange):
@@ -49,261 +59,201 @@ def _make_key(context: click.Context, option: click.Parameter, path: Path | None
     context.exit()
 
 
-_OPTIONS = (
-    click.option(
-        "--plan",
-        "plan_path",
-        type=click.Path(path_type=Path),
-        default=Path("plan.json"),
-        show_default=True,
-        help="The plan that pd-plan wrote.",
+_option = partial(cloup.option, cls=_Option)
+_FILE = click.Path(path_type=Path)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_COUNT = click.IntRange(min=1)
+_OR_NONE = click.IntRange(min=0)
+_POSITIVE = Finite(min=0, min_open=True)
+
+
+def _one_of(*names: str) -> dict[str, Any]:
+    """The choices stand in the help, where a line has room for them."""
+    return {"type": click.Choice(names), "metavar": "NAME"}
+
+
+_GROUPS = (
+    cloup.option_group(
+        "Run",
+        _option(
+            "--plan", "plan_path", type=_FILE, metavar="FILE", default=Path("plan.json"), show_default=True,
+            help="Plan from pd-plan.",
+        ),
+        _option("--data", metavar="DATA", help="Data set, as in digits or text:FILE.  [default: the plan's]"),
+        _option("--epochs", type=_COUNT, metavar="N", default=1, show_default=True, help="Times through the data."),
+        _option("--minibatches", type=_COUNT, metavar="N", help="Stop after so many in the whole run."),
+        _option("--metric", **_one_of(*METRICS), help="Judge by accuracy, loss, perplexity or meteor."),
+        _option("--target-metric", type=Finite(), metavar="VALUE", help="Stop once validation reaches it."),
+        _option(
+            "--target-accuracy", type=Finite(min=0, max=1), metavar="PART", help="The same by accuracy, as in 0.97.",
+        ),
+        _option("--run-dir", type=_FOLDER, metavar="FOLDER", help="For its files.  [default: runs/MODEL-DATE]"),
+        _option("--dry-run", is_flag=True, help="Check all of it, say who does what, and stop."),
+        _option("--quiet", is_flag=True, help="Print one line, at the end."),
     ),
-    click.option(
-        "--emulate",
-        type=click.Path(path_type=Path),
-        metavar="PROFILE",
-        help="Compute nothing: every pass waits for as long as this profile says, and all else is real. Tries a plan on a "
-        "network before there are GPUs; needs neither model nor data.",
+    cloup.option_group(
+        "Learning",
+        _option(
+            "--optimizer", **_one_of("sgd", "adam", "adamw"), default="sgd", show_default=True,
+            help="sgd, adam or adamw.",
+        ),
+        _option("--lr", type=Finite(min=0), metavar="RATE", help="Learning rate.  [default: sgd 0.01, else 0.001]"),
+        _option(
+            "--momentum", type=Finite(min=0, max=1, max_open=True), metavar="PART", default=0.9, show_default=True,
+            help="Of sgd.",
+        ),
+        _option(
+            "--weight-decay", type=Finite(min=0), metavar="RATE", default=0.0, show_default=True,
+            help="Pull of weights to 0.",
+        ),
+        _option("--init-from", metavar="WEIGHTS", help="Start from weights: a file, or torchvision:NAME."),
+        _option("--evaluate-only", is_flag=True, help="No training: validate --init-from's weights."),
     ),
-    click.option(
-        "--time-scale",
-        type=Finite(min=0, min_open=True),
-        default=1.0,
-        show_default=True,
-        help="Of --emulate: what the profile's times are multiplied with, for links of so much less bandwidth.",
+    cloup.option_group(
+        "Machines",
+        _option("--hosts", metavar="HOSTS", help="Where workers run: node1,node2:29700 or a file."),
+        _option(
+            "--key", type=click.Path(dir_okay=False), callback=_absolute, metavar="FILE",
+            help="Encrypt; admit only who holds this key.",
+        ),
+        _option(
+            "--make-key", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", is_eager=True,
+            expose_value=False, callback=_make_key, help="Write a new key for --key, and exit.",
+        ),
+        _option("--insecure", is_flag=True, help="Trust the network: send in the open."),
+        _option(
+            "--device", **_one_of("auto", "cpu", "cuda"), default="auto", show_default=True,
+            help="auto, cpu or cuda.",
+        ),
+        _option("--threads", type=_COUNT, metavar="N", help="Of each worker.  [default: cores over workers]"),
     ),
-    click.option(
-        "--data",
-        help=f"One of: {DATA_HELP}.  [default: what the plan says]",
+    cloup.option_group(
+        "Going on",
+        _option("--resume", type=_FOLDER, metavar="FOLDER", help="Go on with the run in it."),
+        _option("--checkpoint-every", type=_COUNT, metavar="N", help="Minibatches between.  [default: an epoch's]"),
+        _option("--keep", type=_OR_NONE, metavar="N", default=2, show_default=True, help="Old checkpoints kept."),
+        _option(
+            "--max-restarts", type=_OR_NONE, metavar="N", default=0, show_default=True,
+            help="After lost workers.",
+        ),
     ),
-    click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True),
-    click.option("--minibatches", type=click.IntRange(min=1), help="Train on at most so many in the whole run."),
-    click.option("--optimizer", type=click.Choice(["sgd", "adam", "adamw"]), default="sgd", show_default=True),
-    click.option("--lr", type=Finite(min=0), help="Learning rate.  [default: 0.01 for sgd, else 0.001]"),
-    click.option(
-        "--momentum", type=Finite(min=0, max=1, max_open=True), default=0.9, show_default=True, help="Of sgd."
+    cloup.option_group(
+        "Looking back",
+        _option(
+            "--report", multiple=True, type=_FOLDER, metavar="FOLDER...",
+            help="Print and draw runs; several are compared.",
+        ),
+        _option("--output", type=_FOLDER, metavar="FOLDER", help="Where pictures go.  [default: the run's folder]"),
     ),
-    click.option("--weight-decay", type=Finite(min=0), default=0.0, show_default=True),
-    click.option(
-        "--lr-schedule",
-        type=click.Choice(["constant", "step", "cosine"]),
-        default="constant",
-        show_default=True,
-        help="How the rate changes from epoch to epoch: step divides it by ten after each third of the epochs.",
+)  # fmt: skip
+"""Those of a first day."""
+
+_MORE_GROUPS = (
+    cloup.option_group(
+        "Weight versions",
+        _option(
+            "--weights", **_one_of("stash", "vertical-sync", "none", "2bw"), default="stash", show_default=True,
+            help="stash, vertical-sync, none or 2bw.",
+        ),
+        _option("--group", type=_COUNT, metavar="N", help="Minibatches of an update of 2bw."),
+        _option("--flush", type=_COUNT, metavar="N", help="Drain and update every N: exact SGD."),
+        _option("--sync", **_one_of("overlap", "bsp", "asp"), help="overlap, bsp or asp.  [default: overlap]"),
     ),
-    click.option(
-        "--lr-scaling",
-        type=click.Choice(["balanced", "linear", "none"]),
-        default="balanced",
-        show_default=True,
-        help="A stage's rate times its replicas over the first stage's, times its replicas, or as it is.",
+    cloup.option_group(
+        "Numbers",
+        _option("--precision", **_one_of(*PRECISIONS), help="fp32, bf16 or fp16.  [default: the plan's]"),
+        _option(
+            "--lr-schedule", **_one_of("constant", "step", "cosine"), default="constant", show_default=True,
+            help="constant, step or cosine.",
+        ),
+        _option(
+            "--lr-scaling", **_one_of("balanced", "linear", "none"), default="balanced", show_default=True,
+            help="balanced, linear or none.",
+        ),
+        _option("--clip-stage-grad-norm", type=_POSITIVE, metavar="NORM", help="Clip each stage by its own norm."),
+        _option("--clip-grad-norm", type=_POSITIVE, metavar="NORM", help="Clip the whole; with --flush."),
+        _option(
+            "--seed", type=click.IntRange(min=0, max=2**63 - 1), metavar="N", default=0, show_default=True,
+            help="Of weights and order.",
+        ),
     ),
-    click.option(
-        "--sync",
-        type=click.Choice(["overlap", "bsp", "asp"]),
-        help="Let a replicated stage's synchronisation overlap the next pass, wait for it, or (asp, one stage only) do "
-        "without.  [default: bsp for a plan of one stage, else overlap]",
+    cloup.option_group(
+        "Reading data",
+        _option("--drop-last", is_flag=True, help="Leave out a last, short minibatch."),
+        _option("--loader-workers", type=_OR_NONE, metavar="N", help="Processes.  [default: 0; image folders up to 4]"),
+        _option("--skip-corrupt", is_flag=True, help="Go on after an unreadable image."),
     ),
-    click.option(
-        "--weights",
-        type=click.Choice(["stash", "vertical-sync", "none", "2bw"]),
-        default="stash",
-        show_default=True,
-        help="Which weight versions a minibatch meets: those of its forward pass; those that it met at stage 0; whatever "
-        "is newest (wrong gradients, for comparison); or two, of groups (PipeDream-2BW).",
+    cloup.option_group(
+        "Network",
+        _option("--measure-network", is_flag=True, help="No training: measure the plan's links."),
+        _option("--rank", type=int, metavar="N", help="Which worker this is.  [default: found out]"),
+        _option(
+            "--rendezvous-timeout", type=Finite(min=1), metavar="SEC", default=300.0, show_default=True,
+            help="Wait at the start.",
+        ),
+        _option(
+            "--peer-timeout", type=Finite(min=0.1, max=3600), metavar="SEC", default=10.0, show_default=True,
+            help="Until silence is death.",
+        ),
+        _option(
+            "--stall-timeout", type=_POSITIVE, metavar="SEC", default=1800.0, show_default=True,
+            help="Longest wait for a peer.",
+        ),
     ),
-    click.option("--group", type=click.IntRange(min=1), help="Minibatches of one update under --weights 2bw."),
-    click.option(
-        "--flush",
-        type=click.IntRange(min=1),
-        help="Drain the pipeline and update once every so many minibatches: exact synchronous SGD.",
+    cloup.option_group(
+        "Emulation",
+        _option("--emulate", type=_FILE, metavar="PROFILE", help="Compute nothing: wait for its times."),
+        _option("--time-scale", type=_POSITIVE, metavar="FACTOR", default=1.0, show_default=True, help="Of its times."),
     ),
-    click.option(
-        "--clip-stage-grad-norm",
-        type=Finite(min=0, min_open=True),
-        help="Clip each stage's gradient of an update by its own norm.",
+    cloup.option_group(
+        "Looking in",
+        _option(
+            "--trace-minibatches", metavar="FIRST:STOP", default="0:100", show_default=True,
+            help="Into trace.json.",
+        ),
+        _option("--tensorboard", is_flag=True, help="Write event files for TensorBoard."),
+        _option("--measure-memory", is_flag=True, help="Count what workers hold; slower."),
+        _option(
+            "--debug-dump/--no-debug-dump", default=True, show_default=True,
+            help="On SIGUSR1, logs say where workers stand.",
+        ),
     ),
-    click.option(
-        "--clip-grad-norm",
-        type=Finite(min=0, min_open=True),
-        help="Clip by the norm of the whole model's gradient; only with --flush.",
-    ),
-    click.option(
-        "--precision",
-        type=click.Choice(PRECISIONS),
-        help="Compute with autocast in this type, and send float32 activations and their gradients in it; parameters stay "
-        "float32. fp16 only with --flush, where all stages share a loss scale.  [default: what the plan says]",
-    ),
-    click.option("--drop-last", is_flag=True, help="Leave out a last, shorter minibatch of an epoch."),
-    click.option(
-        "--loader-workers",
-        type=click.IntRange(min=0),
-        help="Processes that load data ahead of each worker of the first stage; no number depends on it.  [default: up to "
-        "4, within the cores of a worker and its shared memory, for image folders; 0 for all else]",
-    ),
-    click.option(
-        "--skip-corrupt",
-        is_flag=True,
-        help="Go on after an image file that cannot be read; the next good one of its class stands in for it.",
-    ),
-    click.option(
-        "--metric",
-        type=click.Choice(list(METRICS)),
-        help="What the validation is judged by; meteor takes a data set with captions.  [default: perplexity for language "
-        "modeling, else accuracy]",
-    ),
-    click.option(
-        "--target-metric", type=Finite(), help="Stop once validation reaches it, from above for loss and perplexity."
-    ),
-    click.option(
-        "--target-accuracy", type=Finite(min=0, max=1), help="Short for --metric accuracy --target-metric 0.97."
-    ),
-    click.option(
-        "--init-from",
-        metavar="WEIGHTS",
-        help="Start from a plain state dict (weights.pt, or model.pt of an earlier run), or from weights of torchvision "
-        "that are on this machine already (torchvision:DEFAULT, torchvision:IMAGENET1K_V1).  [default: random weights]",
-    ),
-    click.option(
-        "--evaluate-only",
-        is_flag=True,
-        help="Do not train: run the weights of --init-from over the validation data, forward through the pipeline.",
-    ),
-    click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=0, show_default=True),
-    click.option("--threads", type=click.IntRange(min=1), help="Of each worker.  [default: cores over workers here]"),
-    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True),
-    click.option(
-        "--measure-memory",
-        is_flag=True,
-        help="Count what each worker holds at its fullest and compare it with the plan; slower. GPUs count by themselves.",
-    ),
-    click.option(
-        "--run-dir",
-        type=click.Path(path_type=Path),
-        help="Where the run's files go, a new folder.  [default: runs/MODEL-DATE]",
-    ),
-    click.option(
-        "--resume",
-        type=click.Path(path_type=Path),
-        metavar="FOLDER",
-        help="Go on with the run in this folder from its newest whole checkpoint, with the options that it was started "
-        "with. --plan may name another plan of the same model, as for fewer machines.",
-    ),
-    click.option(
-        "--checkpoint-every",
-        type=click.IntRange(min=1),
-        help="Drain the pipeline for a checkpoint every so many minibatches of an epoch, rounded up so that all replicas "
-        "take part in each; the numbers depend on it.  [default: at each epoch's end only]",
-    ),
-    click.option("--keep", type=click.IntRange(min=0), default=2, show_default=True, help="Old checkpoints to keep."),
-    click.option(
-        "--max-restarts",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Start again from the newest whole checkpoint when a worker is lost, at most so many times.",
-    ),
-    click.option(
-        "--hosts",
-        help="Where the workers run: a host file (lines like 'node1 slots=2'), a list like node1,node2:29700, or a pattern "
-        "with {rank}.  [default: the plan's hosts, a launcher's, or all here]",
-    ),
-    click.option(
-        "--key",
-        type=click.Path(),
-        callback=_absolute,
-        metavar="FILE",
-        help="Encrypt everything between workers, and let only those connect that hold this key: the same file on every "
-        "host.",
-    ),
-    click.option(
-        "--make-key",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        callback=_make_key,
-        help="Write a new key for --key, which nobody but you may read, and exit.",
-    ),
-    click.option(
-        "--insecure",
-        is_flag=True,
-        help="Send everything over the network in the open, to and from anyone who knows how: only where you trust all "
-        "that is on it. Of no effect with --key.",
-    ),
-    click.option(
-        "--measure-network",
-        is_flag=True,
-        help="Do not train: send over the plan's own links for some seconds, each alone and all at once, and print what "
-        "they carry beside the plan's figure. On every host, as a run.",
-    ),
-    click.option("--rank", type=int, help="Which worker this program is.  [default: a launcher or the addresses tell]"),
-    click.option(
-        "--rendezvous-timeout",
-        type=Finite(min=1),
-        default=300.0,
-        show_default=True,
-        help="Seconds that workers wait for each other at the start.",
-    ),
-    click.option(
-        "--peer-timeout",
-        type=Finite(min=0.1, max=3600),
-        default=10.0,
-        show_default=True,
-        help="Seconds of silence on a connection after which the worker at its other end counts as dead.",
-    ),
-    click.option(
-        "--stall-timeout",
-        type=Finite(min=0, min_open=True),
-        default=1800.0,
-        show_default=True,
-        help="Seconds that a worker may wait for another one that is alive.",
-    ),
-    click.option(
-        "--quiet",
-        is_flag=True,
-        help="Say nothing on standard output but one line at the end; warnings and errors still go to standard error.",
-    ),
-    click.option(
-        "--trace-minibatches",
-        metavar="FIRST:STOP",
-        default="0:100",
-        show_default=True,
-        help="The minibatches of the run whose passes and transfers go one by one into trace.json, from the first to "
-        "before the second; 0:0 for none.",
-    ),
-    click.option(
-        "--debug-dump/--no-debug-dump",
-        default=True,
-        show_default=True,
-        help="On SIGUSR1, to pd-train or to one worker: write to the workers' logs where each stands in its schedule, what "
-        "it waits for, its queues and its threads' stacks; training goes on.",
-    ),
-    click.option(
-        "--tensorboard",
-        is_flag=True,
-        help="Write event files for TensorBoard into the run's folder, tensorboard/.",
-    ),
-    click.option(
-        "--report",
-        multiple=True,
-        type=click.Path(path_type=Path),
-        metavar="FOLDER...",
-        help="Train nothing: print the report of the run in this folder, finished, broken off or running, and draw it; of "
-        "several, compare them to the first. --target-metric asks for another target.",
-    ),
-    click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar=""),
-    click.option(
-        "--output",
-        type=click.Path(path_type=Path),
-        metavar="FOLDER",
-        help="Where --report puts pictures.  [default: the run's folder; for several runs this one]",
-    ),
-)
+)  # fmt: skip
+
+
+_ALL = "pd_train.help_all"
+"""In the context's `meta`: whether the help is to show all groups."""
+
+
+class TwoHelps(cloup.Command):
+    """A command whose `--help` shows the groups of a first day, and of the others the names of their options."""
+
+    def format_params(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups."""
+        if ctx.meta.get(_ALL):
+            return super().format_params(ctx, formatter)
+        assert isinstance(formatter, cloup.HelpFormatter)
+        groups = [*self.option_groups[: len(_GROUPS)], self.get_default_option_group(ctx)]
+        formatter.write_many_sections([self.make_option_group_help_section(group, ctx) for group in groups])
+        others = self.option_groups[len(_GROUPS) :]
+        rows = [(group.title, " ".join(option.opts[0] for option in group)) for group in others]
+        formatter.write_section(HelpSection(heading="More, explained by --help-all", definitions=rows))
+
+
+def _help_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        context.meta[_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
 
 
 def takes_options(command: CommandT) -> CommandT:
-    """Add all options to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    """Add all options, and the folders that follow the first of `--report`, to a command."""
+    more = click.argument("more", nargs=-1, type=_FOLDER, metavar="")
+    version = click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
+    help_all = cloup.option(
+        "--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="Explain all options."
+    )
+    for add in (version, help_all, *reversed((*_GROUPS, *_MORE_GROUPS)), more):
+        command = add(command)
     return command

@@ -7,6 +7,7 @@ runs/NAME/plan.json       the plan
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -24,7 +25,16 @@ from pd_format.plan import Plan, read_plan
 from pd_train.options import RESTARTS
 from pd_train.whoami import Identity
 
-__all__ = ["clear_logs", "continue_run", "has_checkpoint", "held", "make_run_folder", "run_folder_of", "write_options"]
+__all__ = [
+    "check_run_folder",
+    "clear_logs",
+    "continue_run",
+    "has_checkpoint",
+    "held",
+    "make_run_folder",
+    "run_folder_of",
+    "write_options",
+]
 
 _MAY_CHANGE = frozenset(
     {"device", "threads", "metric", "target_metric", "target_accuracy", "measure_memory", "keep", "max_restarts",
@@ -59,6 +69,24 @@ def run_folder_of(wanted: Path | None, plan: Plan, identity: Identity) -> Path:
     return wanted or Path("runs") / f"{plan.model.name}-{mark}"
 
 
+def check_run_folder(path: Path, alone: bool) -> None:
+    """What `make_run_folder` would refuse, as far as that can be told without making it.
+
+    Raises:
+        UserError: it holds something already, or could not be made.
+    """
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    try:
+        if there == path:
+            _check_empty(path, alone)
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _cannot_make(path, error) from None
+
+
 def make_run_folder(path: Path, named: bool, alone: bool) -> None:
     """Make the folder of a new run.
 
@@ -76,7 +104,11 @@ def make_run_folder(path: Path, named: bool, alone: bool) -> None:
     except FileExistsError:
         raise UserError(f"{path}: another run has just begun there; name a folder with --run-dir.") from None
     except OSError as error:
-        raise UserError(f"--run-dir {path}: cannot be made ({error.strerror}); name another place.") from None
+        raise _cannot_make(path, error) from None
+
+
+def _cannot_make(path: Path, error: OSError) -> UserError:
+    return UserError(f"--run-dir {path}: cannot be made ({error.strerror}); name another place.")
 
 
 def _check_empty(path: Path, alone: bool) -> None:

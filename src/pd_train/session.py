@@ -29,7 +29,7 @@ from pd_train.restarts import train
 from pd_train.run_table import print_evaluation_table, print_run_table
 from pd_train.whoami import Identity
 
-__all__ = ["train_and_show"]
+__all__ = ["layers_text", "train_and_show"]
 
 
 def train_and_show(
@@ -79,7 +79,7 @@ def train_and_show(
     if options.debug_dump:  # Not to be ended by it between two starts of the run.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        layers = tuple(_layers_text(stage) for stage in options.plan.stages)
+        layers = tuple(layers_text(stage) for stage in options.plan.stages)
         show(RunStarted(options.plan.config, len(options.ranks), options.threads, str(options.run_dir), layers))
         for remark in remarks:
             show(remark)
@@ -104,7 +104,7 @@ def train_and_show(
         print_run_table(options.plan, end, list(metrics.values()), options.run_dir, options.target_metric)
 
 
-def _layers_text(stage: Stage) -> str:
+def layers_text(stage: Stage) -> str:
     """`conv1 to pool2 (10 layers)`."""
     if stage.layers == 1:
         return stage.first_layer

@@ -31,6 +31,7 @@ from pd_train.events import Note
 from pd_train.farewell import Farewell
 from pd_train.host import available_cores, available_memory_bytes, is_here
 from pd_train.metrics import settle_metric
+from pd_train.named_files import check_named_files
 from pd_train.options import OptimizerOptions, RunOptions
 from pd_train.routing import on_the_host_of
 from pd_train.run_folder import run_folder_of
@@ -67,7 +68,7 @@ def settle(given: Mapping[str, Any], farewell: Farewell) -> Settled:
 
     Args:
         given: the command's options by their names.
-        farewell: of this program to those on other hosts, as soon as it is known who they are.
+        farewell: is told who the others are as soon as that is known.
 
     Raises:
         UserError: something does not fit.
@@ -132,6 +133,7 @@ def settle(given: Mapping[str, Any], farewell: Farewell) -> Settled:
         emulate=emulation,
         **{name: given[name] for name in _AS_GIVEN},
     )
+    check_named_files(options)
     return Settled(options, identity, own_hosts)
 
 

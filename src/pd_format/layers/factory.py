@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import hashlib
 import importlib
@@ -18,6 +17,7 @@ from types import ModuleType
 from torch import nn
 
 from pd_format.errors import UserError
+from pd_format.function_file import closest, function_file
 
 __all__ = ["build_model", "load_function"]
 
@@ -81,7 +81,7 @@ def load_function(name: str) -> Callable[..., object]:
             "holds no callable of that name" if function is None else f"has {attribute} as a {type(function).__name__}"
         )
         names = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        raise UserError(f"{name}: {place} {found}.{_closest(attribute, names)}")
+        raise UserError(f"{name}: {place} {found}.{closest(attribute, names)}")
     called = function
 
     @functools.wraps(called)
@@ -106,7 +106,7 @@ def _load_module(name: str, place: str) -> ModuleType:
             f" There is a file {place}.py here: name it as '{place}.py:...'." if Path(f"{place}.py").is_file() else ""
         )
         raise UserError(
-            f"{name}: there is no module {missing!r} to import.{hint or _closest(missing, _neighbours(missing))} "
+            f"{name}: there is no module {missing!r} to import.{hint or closest(missing, _neighbours(missing))} "
             "A file is named by its path, 'path/file.py:function'."
         ) from error
     except Exception as error:
@@ -114,13 +114,8 @@ def _load_module(name: str, place: str) -> ModuleType:
 
 
 def _load_file(name: str, place: str) -> ModuleType:
-    path = Path(place).resolve()
-    if not path.is_file():
-        files = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise UserError(
-            f"{name}: there is no file {place} (looked for {path}).{_closest(path.name, files)} "
-            "A relative path starts at the working directory."
-        )
+    path = function_file(name)
+    assert path is not None
     # The digest keeps two files of one name in two folders apart, and gives every process the same module name.
     unique = f"pd_user_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
     if unique in sys.modules:
@@ -163,15 +158,6 @@ def _neighbours(missing: str) -> list[str]:
     package = sys.modules.get(parent)
     folders = [Path(folder) for folder in getattr(package, "__path__", [])]
     return [f"{parent}.{path.stem}" for folder in folders if folder.is_dir() for path in folder.glob("[!_]*")]
-
-
-def _closest(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, 3, 0.5)
-    if close:
-        return f" Did you mean {' or '.join(close)}?"
-    if 0 < len(names) <= 12:
-        return f" There is: {', '.join(sorted(names))}."
-    return ""
 
 
 def _call_text(kwargs: Mapping[str, object]) -> str:
