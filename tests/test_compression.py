@@ -205,6 +205,12 @@ class TestCrossing:
         assert packed == []
         assert all(a is b for a, b in zip(sent, values, strict=True))
 
+    def test_rows_of_nothing_and_of_the_smallest_numbers(self) -> None:
+        x = torch.stack([torch.zeros(4), torch.full((4,), 2e-43), torch.full((4,), -1e38)])
+        (found,) = Crossing("int8").unpack(Crossing("int8").pack((x,)))
+        torch.testing.assert_close(found, x, atol=1e-43, rtol=0.01)
+        assert found[0].tolist() == [0.0] * 4
+
     def test_memory_order_is_kept(self) -> None:
         x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
         (found,) = Crossing("int8").unpack(Crossing("int8").pack((x,)))
@@ -332,11 +338,10 @@ def test_replicas_agree_within_a_segment(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["topk:0.1", "powersgd:4", "onebit"])
 def test_it_still_learns(scheme: str) -> None:
-    plain, group = Replicas(None), Replicas(scheme)
-    plain.segment(400)
-    group.segment(400)
-    assert plain.distance() < 0.1
-    assert group.distance() < 0.2
+    group = Replicas(scheme)
+    assert group.distance() == 1
+    group.segment(120)
+    assert group.distance() < 0.25
 
 
 @pytest.mark.parametrize("scheme", ["topk:0.01", "powersgd:4", "onebit"])
@@ -353,9 +358,9 @@ def test_bytes_between_replicas_are_those_of_the_plan(scheme: str) -> None:
 
 def test_two_versions_of_2bw_learn_too() -> None:
     group = Replicas("onebit", 2, Mode(weights="2bw", group=4))
-    group.segment(200)
+    group.segment(120)
     assert torch.equal(group.values(0), group.values(1))
-    assert group.distance() < 0.3
+    assert group.distance() < 0.5
 
 
 @pytest.mark.parametrize(
@@ -424,7 +429,9 @@ def test_a_compressed_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -
     go_on_from(tmp_path / "whole", "epoch-0001", tmp_path / "again")
     run(options("again", resume="yes"))
     assert_same(tmp_path / "again", tmp_path / "whole")
-    run(options_of(tmp_path / "plain", "2-1", checkpoint_every=None))
+    go_on_from(tmp_path / "whole", "epoch-0001", tmp_path / "plain")
+    said = run(options_of(tmp_path / "plain", "3-1", checkpoint_every=None, resume="yes"))
+    assert said == ["going on from checkpoint epoch-0001"]  # Another plan, which compresses nothing, can do that too.
     with pytest.raises(AssertionError):
         assert_same(tmp_path / "plain", tmp_path / "whole")
     for path in (tmp_path / "whole" / "checkpoints").glob("*/stage-0-replica-0.json"):

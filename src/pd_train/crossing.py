@@ -43,12 +43,14 @@ class _Int8:
         rows = tensor.flatten(1)
         scales = rows.abs().amax(1) / 127
         divisors = torch.where(scales > 0, scales, 1.0)
-        steps = (tensor / _as_column(divisors, tensor)).round_().nan_to_num_(0.0).clamp_(-127, 127)
+        # The smallest numbers there are have no exact 127th. Whatever int8 makes of NaN, times its row's magnitude it is
+        # no number again.
+        steps = (tensor / _as_column(divisors, tensor)).round_().clamp_(-127, 127)
         return steps.to(torch.int8), scales
 
     def unpack(self, packed: Packed) -> Tensor:
         steps, scales = packed
-        return steps.float() * _as_column(scales, steps)
+        return steps * _as_column(scales, steps)
 
 
 class Crossing:
