@@ -43,8 +43,8 @@ class _Int8:
         rows = tensor.flatten(1)
         scales = rows.abs().amax(1) / 127
         divisors = torch.where(scales > 0, scales, 1.0)
-        # The smallest numbers that there are have no exact 127th part. What int8 makes of NaN does not matter: its row's
-        # magnitude is NaN or infinite too.
+        # The smallest numbers there are have no exact 127th part. What int8 makes of NaN does not matter: the magnitude
+        # of its row is NaN or infinite too.
         steps = (tensor / _as_column(divisors, tensor)).round_().clamp_(-127, 127)
         return steps.to(torch.int8), scales
 
