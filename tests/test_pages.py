@@ -25,7 +25,7 @@ PROGRAMS: dict[str, click.Command] = {"pd-profile": profile, "pd-plan": plan, "p
 ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
 WITH_COMMANDS = [block for block in ALL_BLOCKS if block.commands]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 
 
 @pytest.mark.parametrize("block", WITH_COMMANDS, ids=lambda block: block.place)

@@ -47,7 +47,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY / "src"), "COLUMNS": "80"}
 
 
-@pytest.mark.parametrize("page", WITH_RUNS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_RUNS, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_commands_of_a_page_run(page: Path, scratch: Path, environment: dict[str, str]) -> None:
     for block in blocks(page):
         if not block.runs:
