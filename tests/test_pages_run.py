@@ -62,6 +62,6 @@ def test_commands_of_a_page_run(page: Path, scratch: Path, environment: dict[str
         )
         assert run.returncode == 0, f"{block.place}\n{block.script}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
         printed = iter([line.rstrip() for line in run.stdout.splitlines()])
-        for line in block.shown:
+        for line in block.shown if block.same_output else ():
             if line and line != "...":
                 assert line in printed, f"{block.place}: {line!r} is not printed there\n{run.stdout}"
