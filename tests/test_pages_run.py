@@ -12,8 +12,6 @@ import pytest
 
 from pages import PAGES, REPOSITORY, blocks
 
-pytestmark = pytest.mark.pages
-
 WITH_RUNS = [page for page in PAGES if any(block.runs for block in blocks(page))]
 LONGEST_S = 300
 """Of a block, on a machine that is busy with other things."""
@@ -47,7 +45,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY / "src"), "COLUMNS": "80"}
 
 
-@pytest.mark.parametrize("page", WITH_RUNS, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def case_of(page: Path) -> object:
+    """A page that only plans is quick; the others are left out unless asked for."""
+    commands = [command for block in blocks(page) if block.runs for command in block.script.splitlines()]
+    quick = all(command.startswith("pd-plan") for command in commands)
+    return pytest.param(page, id=str(page.relative_to(REPOSITORY)), marks=() if quick else pytest.mark.pages)
+
+
+@pytest.mark.parametrize("page", [case_of(page) for page in WITH_RUNS])
 def test_commands_of_a_page_run(page: Path, scratch: Path, environment: dict[str, str]) -> None:
     for block in blocks(page):
         if not block.runs:

@@ -1,4 +1,4 @@
-"""Which weight version each pass uses and when one is made, as numbers (the paper, section 3.3; design, section 4).
+"""Which weight version each pass uses and when one is made, as numbers (the paper, section 3.4; design, section 4).
 
 Version v of a stage is its parameters after v updates of the segment. An update averages the gradients of a run of
 consecutive minibatches: one round of the stage (r minibatches), a group (2bw), or the whole segment (flush).

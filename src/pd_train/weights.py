@@ -1,6 +1,6 @@
 """The parameter sets of one worker: which set holds which weight version, and when a set is free again.
 
-A minibatch's backward pass must meet the weights of its forward pass (the paper, section 3.3). No copy is made at the
+A minibatch's backward pass must meet the weights of its forward pass (the paper, section 3.4). No copy is made at the
 forward pass: autograd holds on to the set that it used, and a set is written again only when no minibatch in
 flight, and none still to come, uses its version.
 
