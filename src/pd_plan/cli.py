@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
+import cloup
 
 from pd_format.errors import UserError
+from pd_plan.option_groups import TERMINAL, takes_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,248 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_TERMINAL = "-"
-_STRATEGIES = ("auto", "simulated", "single", "data-parallel", "model-parallel", "straight")
+
+EPILOG = """\b
+Examples:
+  pd-plan --machines 8 --bandwidth 10gbps
+  pd-plan --profile profiles/vgg16.json --config 3-1 --bandwidth 1.25GB/s
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong usage, 128 + signal when stopped (130 by
+Ctrl-C). Every option by task: docs/options.md"""
 
 
-class Figure(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on
-    """A figure with its unit.
-
-    Args:
-        name: what it is, for the help.
-        parser: the function of `pd_format.units` that reads it, loaded when one is given.
-    """
-
-    def __init__(self, name: str, parser: str) -> None:
-        self.name = name
-        self._parser = parser
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See the parser."""
-        from pd_format import units
-
-        if not isinstance(value, str):
-            return value
-        try:
-            return getattr(units, self._parser)(value)
-        except UserError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Scheme(click.ParamType):  # type: ignore[type-arg]
-    """A way to compress gradients, by its canonical name."""
-
-    name = "scheme"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """See `pd_format.compression.parse_gradients`."""
-        from pd_format.compression import parse_gradients
-
-        try:
-            return str(parse_gradients(value))
-        except UserError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Part(click.FloatRange):
-    """A number between 0 and 1, both left out."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 1, min_open=True, max_open=True)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse NaN too, which compares as if it were in any range."""
-        number: float = super().convert(value, param, ctx)
-        if number != number:
-            self.fail(f"{number} is not in the range 0<x<1.", param, ctx)
-        return number
-
-
-class Timeline(click.ParamType):  # type: ignore[type-arg]
-    """Where a timeline goes: the terminal, or a file whose ending says what it is."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Let `_TERMINAL` and names that end in .json or .svg pass."""
-        if value != _TERMINAL and not value.endswith((".json", ".svg")):
-            self.fail(f"{value!r} ends in neither .json nor .svg; give no file to draw it here.", param, ctx)
-        return str(value)
-
-
-class Config(click.ParamType):  # type: ignore[type-arg]
-    """Replicas a stage: `2-1-1`."""
-
-    name = "replicas"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Read whole numbers of 1 or more, joined by `-`."""
-        if isinstance(value, tuple):
-            return value
-        if not re.fullmatch(r"0*[1-9]\d{0,8}(-0*[1-9]\d{0,8})*", value, re.ASCII):
-            self.fail(
-                f"{value!r} is not a list of replicas; expected one number of 1 or more for each stage, "
-                "joined by '-', such as 2-1-1.",
-                param,
-                ctx,
-            )
-        return tuple(int(replicas) for replicas in value.split("-"))
-
-
-@click.command(
+@cloup.command(
+    epilog=EPILOG,
+    formatter_settings={"col1_max_width": 27},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="""\b
-    Examples:
-      pd-plan --machines 8 --bandwidth 10gbps
-      pd-plan --profile profiles/vgg16.json --config 3-1 --bandwidth 1.25GB/s --output vgg16-4.json
-
-    The plan goes to pd-train: pd-train --plan plan.json""",
 )
-@click.option(
-    "--profile",
-    "profile_path",
-    type=click.Path(path_type=Path),
-    metavar="file",
-    help="Profile of the model, from pd-profile, or a text profile of the original PipeDream release (graph.txt). "
-    "Without it: the newest of profiles/*.json.",
-)
-@click.option(
-    "--machines",
-    type=click.IntRange(min=1, max=1_000_000),
-    metavar="number",
-    help="Machines there are, for one worker each. With --config: the sum of its replicas unless given.",
-)
-@click.option(
-    "--hosts",
-    metavar="hosts",
-    help="Where the workers will run, written into the plan: a host file (lines like 'node1 slots=2'), a list like "
-    "node1,node2:29700, or a pattern with {rank}. Gives --machines unless that is given.",
-)
-@click.option(
-    "--bandwidth",
-    type=Figure("rate", "parse_bandwidth"),
-    metavar="rate",
-    required=True,
-    help="Of each machine's network link: 10gbps or 25 Gbit/s in bits, 1.25GB/s in bytes.",
-)
-@click.option(
-    "--strategy",
-    type=click.Choice(_STRATEGIES),
-    default="auto",
-    show_default=True,
-    help="auto finds the plan that is fastest by the cost model, simulated the one that simulates fastest; the others "
-    "are what to compare it with: one machine, one stage on all machines, one machine a stage with one minibatch at a "
-    "time, or as a pipeline.",
-)
-@click.option(
-    "--config",
-    type=Config(),
-    metavar="replicas",
-    help="Replicas of each stage, such as 2-1-1; only the cuts are chosen.",
-)
-@click.option(
-    "--cost-model",
-    type=click.Choice(("paper", "duplex")),
-    default="paper",
-    show_default=True,
-    help="Whether a link carries one direction at a time, as the paper counts, or both at once.",
-)
-@click.option(
-    "--inference",
-    is_flag=True,
-    help="Plan for pd-train --evaluate-only: forward passes alone, nothing sent back and nothing synchronised.",
-)
-@click.option(
-    "--in-flight",
-    metavar="depths",
-    default="auto",
-    show_default=True,
-    help="Minibatches in flight at each stage: auto simulates and takes what hides the transfers, noam is the "
-    "paper's rule; or given, such as 7-5-3-1.",
-)
-@click.option(
-    "--links",
-    type=click.Choice(("card", "pairwise", "shared")),
-    default="card",
-    show_default=True,
-    help="Of the simulation: one network card a worker, with one transfer at a time or shared as TCP does, or a link "
-    "of its own for each pair of workers.",
-)
-@click.option(
-    "--memory",
-    type=Figure("size", "parse_size"),
-    metavar="size",
-    help="That no worker may need more than: 16GB, 16GiB, 512MB. The fastest plan within it is chosen.",
-)
-@click.option(
-    "--optimizer",
-    type=click.Choice(("sgd", "momentum", "adam", "adamw")),
-    default="momentum",
-    show_default=True,
-    help="That pd-train will use; its state takes memory.",
-)
-@click.option(
-    "--recompute",
-    is_flag=True,
-    help="With --memory: let stages keep only their inputs and run the forward pass again before the backward pass, "
-    "where that makes the fastest plan.",
-)
-@click.option(
-    "--compress-gradients",
-    type=Scheme(),
-    metavar="scheme",
-    help="What replicas of a stage send each other: topk:0.01 (the largest hundredth), powersgd:4 (a product of rank "
-    "4) or onebit. It loses accuracy at every step and makes up for it later.",
-)
-@click.option(
-    "--compress-activations",
-    type=click.Choice(("bf16", "int8")),
-    help="What crosses a cut, both ways: float32 in half, or in a quarter, of its bytes.",
-)
-@click.option(
-    "--sweep",
-    is_flag=True,
-    help="Also show the best plans on 1 to --machines machines, and the fewest machines that are enough.",
-)
-@click.option(
-    "--robustness",
-    type=Part(),
-    metavar="part",
-    help="Also show what the plan loses to the best one where the profile, or the bandwidth, is off by up to this "
-    "part of itself, such as 0.2.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="number",
-    help="Of the random numbers of --robustness.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print the plan and what it is compared with as JSON instead, for programs.",
-)
-@click.option(
-    "--timeline",
-    is_flag=False,
-    flag_value=_TERMINAL,
-    type=Timeline(),
-    metavar="[file]",
-    help="Draw the simulated start-up and steady state here, or into file.svg as a picture, or into file.json as a "
-    "trace for Perfetto (ui.perfetto.dev).",
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="file",
-    default=Path("plan.json"),
-    show_default=True,
-    help="Where the plan goes.",
-)
-@click.version_option(package_name="pipedream")
+@takes_options
 def main(
     profile_path: Path | None,
     machines: int | None,
@@ -309,7 +85,7 @@ def main(
         raise click.UsageError("--sweep and --robustness ask for the best plan; leave out --config and --strategy.")
     if robustness is not None and memory is not None:
         raise click.UsageError("--robustness looks at times without a memory limit; leave out --memory.")
-    if as_json and timeline == _TERMINAL:
+    if as_json and timeline == TERMINAL:
         raise click.UsageError("--json leaves no room for a timeline; write it to a file with --timeline file.svg.")
     options: dict[str, Any] = {"in_flight": in_flight, "links": links, "inference": inference}
     options |= {"memory_bytes": memory, "optimizer": optimizer, "recompute": recompute}
@@ -334,6 +110,14 @@ def main(
         )
     except UserError as error:
         raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        raise _Stopped("stopped by Ctrl-C; no plan was written.") from None
+
+
+class _Stopped(click.ClickException):
+    """Ctrl-C: nothing has been written, and the exit code is the one that shells expect."""
+
+    exit_code = 130
 
 
 class _Questions(NamedTuple):
@@ -484,7 +268,7 @@ def _show_timeline(console: Console, profile: Profile, plan: Plan, links: str, w
     from pd_plan.picture import svg
     from pd_plan.trace import chrome_trace
 
-    if where == _TERMINAL:
+    if where == TERMINAL:
         timeline.print_timeline(console, timeline.film(profile, plan, links))
         console.print()
         return

@@ -5,49 +5,46 @@ Torch is imported only once the options are known to be right, so that help and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
+import cloup
 
-from pd_format.data import DATA_HELP, DataName, images_of, parse_data
+from pd_format.data import DataName, images_of
 from pd_format.errors import UserError
-from pd_format.profile import PRECISIONS, PrecisionName
-from pd_profile.machines import MACHINES, Machine, parse_machine
+from pd_format.profile import PrecisionName
+from pd_profile.machines import Machine
+from pd_profile.option_groups import takes_options
 from pd_profile.options import (
     InputShape,
     ModelName,
     Scalar,
-    parse_input_shape,
-    parse_model,
-    parse_model_args,
 )
 from pd_profile.shipped import SHIPPED
 
 __all__ = ["main"]
 
-ParsedT = TypeVar("ParsedT")
 
 _HELP = """Measure each layer of MODEL, so that pd-plan can split it.
 
-MODEL is a classification model of torchvision (resnet18), a model of this project (gpt), or a function that builds a
-model: path/file.py:function or package.module:function. --list-models lists the first two.
+MODEL is a model of torchvision (resnet18) or of this project (gpt), or a function that builds one:
+path/file.py:function or package.module:function."""
 
-\b
+_EPILOG = """\b
 Examples:
   pd-profile vgg16 --minibatches 1000
   pd-profile resnet18 --data digits:32 --model-arg num_classes=10
-  pd-profile gpt --model-arg layers=6 --model-arg context=256 --data text:notes.txt
+  pd-profile gpt --model-arg layers=6 --data text:notes.txt
   pd-profile examples/digits_cnn.py:digits_cnn --data digits --minibatch-size 32
   pd-profile my_models.text:build --input-shape tokens=128:int64
   pd-profile net.py:build --input-shape 16 --loss torch.nn.functional:mse_loss
   pd-profile vgg16 --minibatch-size 64 --estimate v100
 
-The time of a layer is that of its forward and its backward pass on one minibatch of random numbers, without the
-optimizer: the mean over the faster half of the minibatches measured, since other work on a machine only ever makes a
-minibatch slower. The profile goes to profiles/NAME.json, where pd-plan finds it.
-"""
+\b
+Exit codes: 0 done, 1 failed, 2 wrong usage, 128 + signal when stopped (130 by
+Ctrl-C). Every option by task: docs/options.md"""
 
 
 class _Stopped(click.ClickException):
@@ -56,144 +53,13 @@ class _Stopped(click.ClickException):
     exit_code = 130
 
 
-def _parsed(parse: Callable[[Any], ParsedT]) -> Callable[[click.Context, click.Parameter, Any], ParsedT]:
-    """A click callback that turns what the parser objects to into a usage error that names the option."""
-
-    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> ParsedT:
-        try:
-            return parse(value)
-        except (ValueError, UserError) as error:
-            raise click.BadParameter(str(error), ctx=context, param=parameter) from None
-
-    return callback
-
-
-def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Print the models that have a name and leave."""
-    if not wanted:
-        return
-    import torchvision
-
-    from pd_profile.tried import list_lines
-
-    for line in list_lines(torchvision.models.list_models(module=torchvision.models), torchvision.__version__):
-        click.echo(line)
-    context.exit()
-
-
-def _parse_shapes(texts: tuple[str, ...]) -> list[InputShape]:
-    return [parse_input_shape(text) for text in texts]
-
-
-def _parse_loss(text: str | None) -> str | None:
-    place, _, function = (text or "").rpartition(":")
-    if text is not None and not (place and function.isidentifier()):
-        raise ValueError(f"{text!r} names no function; expected path/file.py:function or package.module:function.")
-    return text
-
-
-def _parse_estimate(text: str | None) -> Machine | None:
-    return None if text is None else parse_machine(text)
-
-
-def _parse_data(text: str) -> tuple[str, DataName]:
-    return text, parse_data(text)
-
-
-@click.command(help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.argument("model", callback=_parsed(parse_model))
-@click.option(
-    "--model-arg",
-    "model_args",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=_parsed(parse_model_args),
-    help="An argument for the function that builds the model, as in num_classes=10. Repeatable.",
+@cloup.command(
+    help=_HELP,
+    epilog=_EPILOG,
+    formatter_settings={"col1_max_width": 27},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--minibatches",
-    type=click.IntRange(min=1),
-    help="How many to measure, after a warm-up.  [default: until each layer that takes 1 % of the time or more is "
-    "known to 2 %; 10 to 1000]",
-)
-@click.option(
-    "--minibatch-size",
-    type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    help="Samples a minibatch, on one worker; training will use the same.",
-)
-@click.option(
-    "--input-shape",
-    "shapes",
-    multiple=True,
-    metavar="[NAME=]SHAPE[:DTYPE]",
-    callback=_parsed(_parse_shapes),
-    help="The shape of a sample, without the minibatch: 3,32,32 or tokens=128:int64 or flag=:bool (one value a "
-    "sample). Repeat it for a model with several inputs.  [default: what the data or the model tell]",
-)
-@click.option(
-    "--data",
-    default="synthetic",
-    show_default=True,
-    metavar="DATA",
-    callback=_parsed(_parse_data),
-    help=f"What training will use: {DATA_HELP}. It is written into the profile and not read here.",
-)
-@click.option(
-    "--task",
-    metavar="TASK",
-    help="What the model learns, which decides on loss and metrics: classification, language-modeling or captioning.  "
-    "[default: the model's own, else classification]",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    default="fp32",
-    show_default=True,
-    help="Measure with autocast in this type, and count float32 activations in it, as training will send them; "
-    "parameters stay float32. fp16 trains only with pd-train --flush.",
-)
-@click.option(
-    "--loss",
-    metavar="FUNCTION",
-    callback=_parsed(_parse_loss),
-    help="A loss of your own instead of a task: path/file.py:function or package.module:function. It is given what the "
-    "model returns and the minibatch's labels, and returns the mean over the minibatch.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="Where to run; auto takes the GPU if there is one.",
-)
-@click.option(
-    "--estimate",
-    "machine",
-    metavar="MACHINE",
-    callback=_parsed(_parse_estimate),
-    help="Measure nothing: compute what each layer would take on a machine that you do not have, in fp32. "
-    f"{', '.join(MACHINES)}, or its figures, as in peak_tflops=15.7,memory_gbps=900. docs/estimates.md says how far "
-    "off that may be.",
-)
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's own choice, one a core]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For weights and inputs.")
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Where to write the profile.  [default: profiles/NAME.json]",
-)
-@click.option(
-    "--list-models",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_list_models,
-    help="Say which models have a name, and which of torchvision's were tried with what result; then exit.",
-)
-@click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
+@takes_options
 def main(model: ModelName, data: tuple[str, DataName], loss: str | None, **options: Any) -> None:
     if loss is not None:
         if options["task"] is not None:

@@ -33,8 +33,9 @@ Examples:
   pd-train --plan plan.json --evaluate-only --init-from runs/NAME/model.pt
   pd-train --plan plan.json --emulate profiles/vgg16.json --time-scale 20
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 128 and the signal's number when
-stopped by one (130 by Ctrl-C). docs/options.md has every option by task."""
+\b
+Exit codes: 0 done, 1 failed, 2 wrong usage, 128 + signal when stopped (130 by
+Ctrl-C). Every option by task: docs/options.md"""
 
 
 @cloup.command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -137,14 +138,6 @@ _GROUPS = (
             help="After lost workers.",
         ),
     ),
-    cloup.option_group(
-        "Looking back",
-        _option(
-            "--report", multiple=True, type=_FOLDER, metavar="FOLDER...",
-            help="Print and draw runs; several are compared.",
-        ),
-        _option("--output", type=_FOLDER, metavar="FOLDER", help="Where pictures go.  [default: the run's folder]"),
-    ),
 )  # fmt: skip
 """Those of a first day."""
 
@@ -206,7 +199,12 @@ _MORE_GROUPS = (
         _option("--time-scale", type=_POSITIVE, metavar="FACTOR", default=1.0, show_default=True, help="Of its times."),
     ),
     cloup.option_group(
-        "Looking in",
+        "Looking at runs",
+        _option(
+            "--report", multiple=True, type=_FOLDER, metavar="FOLDER...",
+            help="Print and draw runs; several are compared.",
+        ),
+        _option("--output", type=_FOLDER, metavar="FOLDER", help="Where pictures go.  [default: the run's folder]"),
         _option(
             "--trace-minibatches", metavar="FIRST:STOP", default="0:100", show_default=True,
             help="Into trace.json.",
@@ -236,8 +234,14 @@ class TwoHelps(cloup.Command):
         groups = [*self.option_groups[: len(_GROUPS)], self.get_default_option_group(ctx)]
         formatter.write_many_sections([self.make_option_group_help_section(group, ctx) for group in groups])
         others = self.option_groups[len(_GROUPS) :]
-        rows = [(group.title, " ".join(option.opts[0] for option in group)) for group in others]
+        rows = [(group.title, partial(_names_of, group)) for group in others]
         formatter.write_section(HelpSection(heading="More, explained by --help-all", definitions=rows))
+
+
+def _names_of(group: cloup.OptionGroup, columns: int) -> str:
+    """Its options' names, none of which is broken at a hyphen; the mark keeps these lines as they are."""
+    names = " ".join(option.opts[0] for option in group)
+    return names if len(names) <= columns else "\b\n" + textwrap.fill(names, columns, break_on_hyphens=False)
 
 
 def _help_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
