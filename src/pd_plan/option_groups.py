@@ -204,7 +204,7 @@ _GROUPS = (
 
 def takes_options(command: CommandT) -> CommandT:
     """Add all options to a command."""
-    version = click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
+    version = click.version_option(package_name="pipedream", prog_name="pd-plan", message="%(prog)s %(version)s")
     for add in (version, *reversed(_GROUPS)):
         command = add(command)
     return command

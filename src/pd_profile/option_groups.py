@@ -149,7 +149,7 @@ _GROUPS = (
 def takes_options(command: CommandT) -> CommandT:
     """Add the model and all options to a command."""
     model = click.argument("model", callback=_parsed(parse_model))
-    version = click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
+    version = click.version_option(package_name="pipedream", prog_name="pd-profile", message="%(prog)s %(version)s")
     for add in (version, *reversed(_GROUPS), model):
         command = add(command)
     return command

@@ -254,7 +254,7 @@ def _help_all(context: click.Context, option: click.Parameter, wanted: bool) -> 
 def takes_options(command: CommandT) -> CommandT:
     """Add all options, and the folders that follow the first of `--report`, to a command."""
     more = click.argument("more", nargs=-1, type=_FOLDER, metavar="")
-    version = click.version_option(package_name="pipedream", message="%(prog)s %(version)s")
+    version = click.version_option(package_name="pipedream", prog_name="pd-train", message="%(prog)s %(version)s")
     help_all = cloup.option(
         "--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="Explain all options."
     )
