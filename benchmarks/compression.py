@@ -8,7 +8,7 @@ workers sent while they trained, as report.json counts them; accuracies are thos
     python benchmarks/compression.py --only 2-1/onebit --seeds 1  one row, one seed
     python benchmarks/compression.py --progress FILE              keeps finished runs there; goes on after a stop
 
-Prints the table that docs/compression.md shows.
+Prints the table that docs/evidence.md shows.
 """
 
 from __future__ import annotations
