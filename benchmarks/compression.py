@@ -4,7 +4,7 @@ Every scheme trains by the same cuts, from the same starts and on the same minib
 rate of a small grid (by one tuning seed: fewest epochs to the target, then the final accuracy). Bytes are what the
 workers sent while they trained, as report.json counts them; accuracies are those of each epoch's validation.
 
-    python benchmarks/compression.py                              all: up to 40 minutes on two cores 
+    python benchmarks/compression.py                              all: up to 40 minutes on two cores
     python benchmarks/compression.py --only 2-1/onebit --seeds 1  one row, one seed
     python benchmarks/compression.py --progress FILE              keeps finished runs there; goes on after a stop
 
