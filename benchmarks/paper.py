@@ -46,8 +46,15 @@ BYTES_PER_SECOND = 150e6
 """That this machine is asked to move in all; the time scale follows from it."""
 LEAST_MS = 150.0
 """Of a minibatch, as it passes: what the runtime takes itself is small beside it."""
-PAYLOAD = 1448 / 1514
-"""Of an Ethernet frame, without the headers that a link's rate counts too."""
+QUEUE = "2s"
+"""Room in a switch for what all machines send to one at once: slowed down, bursts last as much longer."""
+LEAST_SCALE = 5.0
+"""Of several workers: a message's way through the processes is small beside a pass."""
+FRAME = 9000
+"""Bytes of a packet: a cluster's network has such long ones."""
+PAYLOAD = (FRAME - 52) / (FRAME + 14 + 66 / 2)
+"""Of what a link's rate counts: headers of Ethernet, IP and TCP go off, and one acknowledgement of two packets, the
+other way, where as much is sent both ways."""
 MOST_PARAMETER_BYTES = 5e9
 """Of all workers of a data-parallel run together, whose messages this machine must hold."""
 
@@ -127,7 +134,8 @@ def plan_for(profile: Profile, machines: int, gbps: float, strategy: str) -> tup
 def scale_for(plan: Plan, simulated_ms: float) -> float:
     """How much all is slowed down, times and links alike."""
     a_second = plan.predicted.bytes_per_minibatch / (simulated_ms / 1000)
-    return max(1.0, a_second / BYTES_PER_SECOND, LEAST_MS / simulated_ms)
+    least = LEAST_SCALE if plan.workers > 1 else 1.0
+    return max(least, a_second / BYTES_PER_SECOND, LEAST_MS / simulated_ms)
 
 
 def fits(profile: Profile, plan: Plan) -> bool:
@@ -150,7 +158,7 @@ def emulate(profile_path: Path, plan: Plan, time_scale: float, gbps: float, fold
     program = [sys.executable, "-c", "from pd_train.cli import main; main()", "--plan", str(folder / "plan.json")]
     program += ["--emulate", str(profile_path), "--time-scale", str(time_scale), "--minibatches", str(minibatches)]
     program += ["--insecure", "--peer-timeout", "60", "--trace-minibatches", "0:0"]
-    with network_of(plan.workers, rate) as hosts:
+    with network_of(plan.workers, rate, QUEUE, FRAME) as hosts:
         if plan.workers > 1:
             program += ["--hosts", ",".join(f"{address}:29700" for address in hosts.addresses)]
         running = []

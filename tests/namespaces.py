@@ -41,10 +41,12 @@ needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
 class Network:
     """Some hosts on one switch."""
 
-    def __init__(self, hosts: int, rate: str | None) -> None:
+    def __init__(self, hosts: int, rate: str | None, queue: str, frame: int) -> None:
         self._name = f"pd{os.getpid()}n{next(_NUMBERS)}"
         self._hosts = hosts
         self._rate = rate
+        self._queue = queue
+        self._frame = str(frame)
         self.addresses = [f"10.77.0.{host + 1}" for host in range(hosts)]
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
@@ -83,10 +85,10 @@ class Network:
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{host}", "netns", self._switch)
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
-            _ip("-n", self._switch, "link", "set", f"port{host}", "master", "bridge", "up")
+            _ip("-n", name, "link", "set", "eth0", "mtu", self._frame, "up")
+            _ip("-n", self._switch, "link", "set", f"port{host}", "mtu", self._frame, "master", "bridge", "up")
             if self._rate is not None:
-                shape = ("root", "tbf", "rate", self._rate, "burst", "256kb", "latency", "100ms")
+                shape = ("root", "tbf", "rate", self._rate, "burst", "256kb", "latency", self._queue)
                 for place, device in ((name, "eth0"), (self._switch, f"port{host}")):
                     subprocess.run(["tc", "-n", place, "qdisc", "add", "dev", device, *shape], check=True)
 
@@ -96,14 +98,16 @@ class Network:
 
 
 @contextlib.contextmanager
-def network_of(hosts: int, rate: str | None = None) -> Iterator[Network]:
+def network_of(hosts: int, rate: str | None = None, queue: str = "100ms", frame: int = 1500) -> Iterator[Network]:
     """Build hosts, and remove them at the end.
 
     Args:
         hosts: how many.
         rate: of each link, each way, as tc writes it (`1gbit`); None for no limit.
+        queue: the longest that a packet waits for its turn before it is dropped.
+        frame: bytes of the longest packet (MTU).
     """
-    network = Network(hosts, rate)
+    network = Network(hosts, rate, queue, frame)
     try:
         network._build()
         yield network
