@@ -139,3 +139,18 @@ def test_of_an_emulation_neither_model_nor_data_are_needed(tmp_path: Path) -> No
     result = pd_train("--plan", plan, "--emulate", profile, "--dry-run")
     assert result.exit_code == 0, result.output
     assert [row[5] for row in rows_of(result.stdout)] == ["emulated"] * 3
+
+
+def test_a_run_to_go_on_with_needs_a_checkpoint(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    path = write_plan(tmp_path)
+    (old / "plan.json").write_bytes(path.read_bytes())
+    (old / "options.json").write_text('{"format": "pipedream-run", "version": 1, "options": {}}')
+    assert_refused(pd_train("--resume", old, "--dry-run"), "old: holds no checkpoint; train from the beginning")
+    (old / "checkpoints/epoch-0001").mkdir(parents=True)
+    (old / "checkpoints/epoch-0001/part.json").touch()
+    before = sorted(old.rglob("*"))
+    result = pd_train("--resume", old, "--dry-run", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert sorted(old.rglob("*")) == before

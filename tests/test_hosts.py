@@ -255,5 +255,5 @@ def test_a_launcher_on_several_machines_needs_hosts() -> None:
 def test_a_rank_without_hosts_is_refused() -> None:
     with pytest.raises(UserError, match="--rank 1: where the other workers are is not known"):
         identity(rank=1)
-    with pytest.raises(UserError, match="--rank 4: the plan has 4 workers, 0 to 3"):
+    with pytest.raises(UserError, match="--rank 4: the plan has 4 workers; give one of 0 to 3"):
         identity(rank=4, hosts=HOSTS)

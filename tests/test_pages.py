@@ -63,7 +63,7 @@ def test_commands_have_the_options_that_they_are_given(block: Block) -> None:
     for command in block.script.splitlines():
         for name, arguments in programs_of(command):
             program = PROGRAMS[name]
-            program.make_parser(click.Context(program)).parse_args(list(arguments))
+            program.make_parser(click.Context(program, **program.context_settings)).parse_args(list(arguments))
         for script in re.findall(r"python (\S+\.py)", command):
             known = (REPOSITORY / script).read_text()
             assert not [option for option in OPTION.findall(command) if f'"{option}"' not in known], command

@@ -321,7 +321,7 @@ def test_a_bad_profile_ends_with_1_and_its_name(folder: Path, edit: Callable[[st
 
 @pytest.mark.usefixtures("folder")
 def test_a_missing_profile_is_named() -> None:
-    expected = "none.json: cannot be read (No such file or directory)."
+    expected = "none.json: cannot be read (No such file or directory); name another file, or make it readable."
     assert fail(1, "--machines", "4", "--bandwidth", "1gbps", "--profile", "none.json") == expected
 
 

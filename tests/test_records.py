@@ -195,7 +195,7 @@ def test_a_file_that_is_cut_off_is_refused(profile_path: Path, kept: int) -> Non
         (b"[]", "holds a list; expected an object of format 'pipedream-profile'."),
         (b"3", "holds a int; expected an object"),
         (b"\x80\x02}q\x00.", "is not text ("),
-        (b"[" * 100_000, "is nested too deeply to be a pipedream-profile file."),
+        (b"[" * 100_000, "is nested too deeply to be a pipedream-profile file; name another."),
         (b'{"a": 1' + b"0" * 5000 + b"}", "a: found a whole number of 5001 digits; expected at most 20."),
     ],
 )
@@ -206,8 +206,11 @@ def test_other_content_is_refused(profile_path: Path, content: bytes, message: s
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    assert refusal(read_profile, tmp_path / "none.json") == "cannot be read (No such file or directory)."
-    assert refusal(read_profile, tmp_path) == "cannot be read (Is a directory)."
+    assert (
+        refusal(read_profile, tmp_path / "none.json")
+        == "cannot be read (No such file or directory); name another file, or make it readable."
+    )
+    assert refusal(read_profile, tmp_path) == "cannot be read (Is a directory); name another file, or make it readable."
 
 
 def test_more_than_one_problem_is_counted(profile_path: Path) -> None:

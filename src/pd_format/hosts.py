@@ -86,7 +86,9 @@ def _read_file(path: Path) -> list[HostSlots]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--hosts {path}: cannot be read as text ({error}).") from None
+        raise UserError(
+            f"--hosts {path}: cannot be read as text ({error}); expected lines like 'node1 slots=2'."
+        ) from None
     hosts = []
     for number, line in enumerate(lines, 1):
         content = line.partition("#")[0].split()

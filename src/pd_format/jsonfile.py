@@ -58,7 +58,9 @@ def read_text(path: Path, expected: str, encoding: str = "utf-8") -> str:
             while len(content) <= _MOST_BYTES and (block := file.read(_READ_BYTES)):
                 content += block
     except OSError as error:
-        raise FormatError(f"{path}: cannot be read ({error.strerror}).") from None
+        raise FormatError(
+            f"{path}: cannot be read ({error.strerror}); name another file, or make it readable."
+        ) from None
     if len(content) > _MOST_BYTES:
         raise FormatError(f"{path}: is longer than {_MOST_BYTES >> 20} MiB; expected {expected}.")
     try:
@@ -83,7 +85,7 @@ def read_record(path: Path, record: type[RecordT], format_name: str, version: in
             f"{path}: is not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); write it anew."
         ) from None
     except RecursionError:
-        raise FormatError(f"{path}: is nested too deeply to be a {format_name} file.") from None
+        raise FormatError(f"{path}: is nested too deeply to be a {format_name} file; name another.") from None
     if problem is not None:
         raise FormatError(f"{path}: {problem}")
     _check_header(path, value, format_name, version)

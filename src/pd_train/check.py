@@ -42,6 +42,9 @@ __all__ = [
 ]
 
 
+_PLAN_ANEW = "Make the plan anew with pd-plan."
+
+
 def check_schedule(plan: Plan, mode: Mode) -> None:
     """Refuse depths that deadlock.
 
@@ -171,7 +174,10 @@ def settle_mode(plan: Plan, mode: Mode) -> Mode:
         if mode.weights != "stash" or mode.flush is not None:
             raise UserError("--sync asp applies every gradient on its own; leave out --weights and --flush.")
         if depths[0] > 1:
-            raise UserError(f"--sync asp runs one minibatch at a time; stage 0 of the plan has in_flight {depths[0]}.")
+            raise UserError(
+                f"--sync asp runs one minibatch at a time; stage 0 of the plan has in_flight {depths[0]}. Plan "
+                "anew with --in-flight 1."
+            )
     if mode.is_naive and any(stage.recompute for stage in plan.stages):
         raise UserError(
             "--weights none keeps no version for a forward pass to be run again with, and the plan has stages that "
@@ -220,7 +226,10 @@ def check_clipping(mode: Mode, by_stage: float | None, whole: float | None) -> N
             "--flush N, with which the norm is exact."
         )
     if by_stage is not None and mode.sync == "asp":
-        raise UserError("--clip-stage-grad-norm needs all gradients of a round, which --sync asp does not wait for.")
+        raise UserError(
+            "--clip-stage-grad-norm needs all gradients of a round, which --sync asp does not wait for; leave one of "
+            "them out."
+        )
 
 
 def check_network(plan: Plan, insecure: bool, has_key: bool) -> None:
@@ -314,25 +323,25 @@ def cover_layers(plan: Plan, names: Sequence[str]) -> list[tuple[int, int]]:
     for index, stage in enumerate(plan.stages):
         for field, name in (("first_layer", stage.first_layer), ("last_layer", stage.last_layer)):
             if name not in numbers:
-                raise UserError(f"stages[{index}].{field}: the model has no layer {name!r}.")
+                raise UserError(f"stages[{index}].{field}: the model has no layer {name!r}. {_PLAN_ANEW}")
         first, last = numbers[stage.first_layer], numbers[stage.last_layer]
         if first != expected:
             found = "again holds" if first < expected else "leaves out"
             wanted = names[min(expected, len(names) - 1)]
             raise UserError(
                 f"stages[{index}].first_layer: {stage.first_layer!r} {found} layers of the model; expected {wanted!r}, "
-                "so that every layer is in one stage."
+                f"so that every layer is in one stage. {_PLAN_ANEW}"
             )
         if last - first + 1 != stage.layers:
             raise UserError(
                 f"stages[{index}].layers: found {stage.layers}; from {stage.first_layer!r} to {stage.last_layer!r} "
-                f"the model has {max(0, last - first + 1)}."
+                f"the model has {max(0, last - first + 1)}. {_PLAN_ANEW}"
             )
         ranges.append((first, last))
         expected = last + 1
     if expected != len(names):
         raise UserError(
             f"stages[{len(plan.stages) - 1}].last_layer: the model goes on after {plan.stages[-1].last_layer!r} to "
-            f"{names[-1]!r}; every layer must be in a stage."
+            f"{names[-1]!r}; every layer must be in a stage. {_PLAN_ANEW}"
         )
     return ranges

@@ -228,7 +228,8 @@ class MinibatchLoader:
             if value.dim() != len(spec.shape):
                 raise UserError(
                     f"The data set gives the shape {_shape(value.shape[1:])} a sample for input {spec.name!r}; the "
-                    f"model was profiled with {_shape(spec.shape[1:])}."
+                    f"model was profiled with {_shape(spec.shape[1:])}. Give samples of that shape in the data set, or "
+                    "profile the model with --input-shape."
                 )
 
     def _names(self) -> list[str]:

@@ -95,7 +95,7 @@ def read_key(path: Path) -> Key:
             "host and copy it to the others."
         ) from None
     except OSError as error:
-        raise UserError(f"--key {path}: cannot be read ({error.strerror}).") from None
+        raise UserError(f"--key {path}: cannot be read ({error.strerror}); make it readable for yourself.") from None
     except (ValueError, IndexError):  # No public key, or a line without "=".
         raise _no_key(path, "holds no key") from None
     if secret is None:

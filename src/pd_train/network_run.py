@@ -39,13 +39,15 @@ def measure_network(given: Mapping[str, Any], typed: set[str], farewell: Farewel
         UserError: an option means nothing here, or the workers cannot be started as for a run.
     """
     for name in sorted(typed - _TAKEN):
-        raise UserError(f"--{name.replace('_', '-')} means nothing with --measure-network, which trains nothing.")
+        raise UserError(
+            f"--{name.replace('_', '-')} means nothing with --measure-network, which trains nothing; leave it out."
+        )
     path: Path = given["plan_path"]
     if not path.exists():
         raise UserError(f"--plan {path}: there is no such file; make one with pd-plan, or name another.")
     plan = read_plan(path)
     if plan.workers == 1:
-        raise UserError(f"--plan {path}: has one worker, and no link to measure.")
+        raise UserError(f"--plan {path}: has one worker, and no link to measure; plan for more machines.")
     identity = find_identity(plan, given["rank"], given["hosts"], os.environ, is_here)
     plan = plan.model_copy(update={"hosts": identity.hosts})
     key = None if given["key"] is None else Path(given["key"])

@@ -199,4 +199,4 @@ def _damaged(path: Path, error: ValueError) -> UserError:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         text = f"{'.'.join(map(str, first['loc'])) or 'the text'}: {first['msg']}"
-    return UserError(f"{path}: is damaged, or of another version ({text}).")
+    return UserError(f"{path}: is damaged, or of another version ({text}); leave that run out.")

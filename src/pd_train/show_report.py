@@ -42,7 +42,7 @@ def report_runs(folders: Sequence[Path], output: Path | None, given: Mapping[str
             f"Got unexpected extra argument ({folders[0]}): a plan follows --plan, folders of runs follow --report."
         )
     for name in sorted(typed - _TAKEN):
-        raise UserError(f"--{name.replace('_', '-')} means nothing with --report, which trains nothing.")
+        raise UserError(f"--{name.replace('_', '-')} means nothing with --report, which trains nothing; leave it out.")
     show_report(folders, output, given["target_metric"], given["target_accuracy"])
 
 

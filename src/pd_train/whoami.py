@@ -81,7 +81,7 @@ def find_identity(
     whence = "--hosts" if hosts is not None else "the plan's hosts"
     found = _launched(environment, workers, has_hosts=bool(known))
     if rank is not None and not 0 <= rank < workers:
-        raise UserError(f"--rank {rank}: the plan has {workers} workers, 0 to {workers - 1}.")
+        raise UserError(f"--rank {rank}: the plan has {workers} workers; give one of 0 to {workers - 1}.")
     if not known:
         if found is None:
             if rank is not None:
@@ -135,7 +135,10 @@ def _launched(environment: Mapping[str, str], workers: int, has_hosts: bool) -> 
         raise UserError(f"which worker this is, is contradicted: {says}. Unset what does not belong to this run.")
     for launcher, rank in counted.items():
         if not 0 <= rank < workers:
-            raise UserError(f"{launcher.rank} is {rank}, and the plan has {workers} workers, 0 to {workers - 1}.")
+            raise UserError(
+                f"{launcher.rank} is {rank}, and the plan has {workers} workers, 0 to {workers - 1}; start as many "
+                "programs, or plan for as many machines."
+            )
         return rank, launcher
     if others:
         raise UserError(

@@ -110,7 +110,13 @@ def _load_module(name: str, place: str) -> ModuleType:
             "A file is named by its path, 'path/file.py:function'."
         ) from error
     except Exception as error:
-        raise UserError(f"{name}: importing {place} failed: {type(error).__name__}: {error}{_place(error)}.") from error
+        raise _import_failed(name, place, error) from error
+
+
+def _import_failed(name: str, place: str, error: Exception) -> UserError:
+    return UserError(
+        f"{name}: importing {place} failed: {type(error).__name__}: {error}{_place(error)}. Mend what is there."
+    )
 
 
 def _load_file(name: str, place: str) -> ModuleType:
@@ -133,7 +139,7 @@ def _load_file(name: str, place: str) -> ModuleType:
         raise
     except Exception as error:
         sys.modules.pop(unique, None)
-        raise UserError(f"{name}: importing {place} failed: {type(error).__name__}: {error}{_place(error)}.") from error
+        raise _import_failed(name, place, error) from error
     return module
 
 

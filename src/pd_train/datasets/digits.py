@@ -35,7 +35,9 @@ def load_digits(
         )
     dtype = dtype_of(inputs[0])
     if not dtype.is_floating_point:
-        raise UserError(f"The model takes {inputs[0].dtype}; --data {name} has floating-point pixels.")
+        raise UserError(
+            f"The model takes {inputs[0].dtype}; --data {name} has floating-point pixels. Name data of that type."
+        )
     if classes is not None and classes < 10:
         raise UserError(
             f"The model tells {classes} classes apart; --data {name} has 10. "

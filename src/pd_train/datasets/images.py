@@ -50,7 +50,9 @@ def image_input(name: str, inputs: Sequence[InputSpec], images: Images) -> Image
         )
     dtype = dtype_of(inputs[0])
     if not dtype.is_floating_point:
-        raise UserError(f"The model takes {inputs[0].dtype}; --data {name} has floating-point pixels.")
+        raise UserError(
+            f"The model takes {inputs[0].dtype}; --data {name} has floating-point pixels. Name data of that type."
+        )
     if flat:
         assert images.pixels is not None
         return ImageInput(1, images.pixels, True, dtype)

@@ -69,7 +69,9 @@ def load_datasets(
     targets = None
     if classes is None:
         if random_targets is None:
-            raise UserError(f"--data {name} draws labels from the model's classes, whose number is not known.")
+            raise UserError(
+                f"--data {name} draws labels from the model's classes, whose number is not known; name your own data."
+            )
         targets = random_targets()
     samples = size or SYNTHETIC_MINIBATCHES * minibatch_size
     make = partial(SyntheticDataset, inputs, classes, label_shape=label_shape, targets=targets)

@@ -26,7 +26,7 @@ def load_own(name: str) -> tuple[Dataset[Any], Dataset[Any]]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(
             f"--data {name}: the function stopped with {type(error).__name__}: {error} "
-            f"({frame.filename}, line {frame.lineno})."
+            f"({frame.filename}, line {frame.lineno}). Mend it there."
         ) from error
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         found = f"{len(pair)} values" if isinstance(pair, (tuple, list)) else type(pair).__name__
