@@ -49,8 +49,9 @@ format: $(INSTALLED) ## Format the code; changes files
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED) ## Measure speed, as ratios within one run
-	$(BIN)/python benchmarks/bench.py
+bench: $(INSTALLED) ## Measure speed, as ratios within one run; some nine minutes on two idle cores
+	$(BIN)/python benchmarks/bench.py --pairs 2
+	$(BIN)/python benchmarks/peers.py --quick
 
 profiles: $(INSTALLED) ## Estimate the profiles below profiles/ and make the plans below plans/ again
 	$(BIN)/python profiles/regenerate.py

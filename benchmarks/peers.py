@@ -16,7 +16,7 @@ The figure is samples a second in steady state: of steps after the first for the
 draining of the pipeline for this project. Needs root, iproute2 and the test dependencies.
 
     python benchmarks/peers.py                                all: about an hour
-    python benchmarks/peers.py --quick                        AlexNet on two workers: a few minutes
+    python benchmarks/peers.py --quick                        AlexNet on two workers, two rates: three minutes
     python benchmarks/peers.py --networks alexnet --workers 4 --rates 100mbit
 """
 
@@ -349,7 +349,7 @@ def compare(networks: Sequence[str], workers: Sequence[int], rates: Sequence[str
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Training beside the peers, as ratios within one run.")
-    parser.add_argument("--quick", action="store_true", help="AlexNet on two workers")
+    parser.add_argument("--quick", action="store_true", help="AlexNet on two workers, at 1 Gbit/s and without limit")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES))
@@ -367,7 +367,7 @@ def main() -> None:
         sys.exit(f"benchmarks/peers.py {reason}")
     print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
     if asked.quick:
-        asked.networks, asked.workers = ["alexnet"], [2]
+        asked.networks, asked.workers, asked.rates, asked.steps = ["alexnet"], [2], ["1gbit", "unlimited"], 2
     rows = compare(asked.networks, asked.workers, asked.rates, asked.steps)
     if asked.json is not None:
         asked.json.write_text(json.dumps(rows, indent=1) + "\n")

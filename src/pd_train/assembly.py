@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from pd_format.compression import parse_gradients
 from pd_format.errors import UserError
 from pd_format.layers.precision import get_precision
 from pd_format.layers.task import Task
-from pd_format.layers.values import tensors_in
+from pd_format.layers.values import map_tensors, tensors_in
 from pd_format.versions import StageVersions, sets_needed
 from pd_train.asynchronous import AsynchronousServer
 from pd_train.built import BuiltStage
@@ -29,7 +30,7 @@ from pd_train.optimizers import stage_scale
 from pd_train.options import RunOptions
 from pd_train.reading import Source
 from pd_train.recorder import Recorder
-from pd_train.server import Server
+from pd_train.server import Send, Server
 from pd_train.sharded import ShardedServer
 from pd_train.weights import ParameterSets
 
@@ -92,7 +93,7 @@ def assemble(
         crossing=None if options.plan.compress_activations is None else Crossing(options.plan.compress_activations),
     )
     loss_scale = _loss_scale(options, links)
-    server = _server(options, built, versions, sets, links, loss_scale, engine.watch_gradients)
+    server = _server(options, built, versions, sets, links, loss_scale, engine.watch_gradients, device)
     runner = StageRunner(
         links=links,
         versions=versions,
@@ -106,8 +107,27 @@ def assemble(
         recorder=recorder,
         peak_bytes=_peak_bytes(options, engine, server, links.inbox, device),
         loss_scale=loss_scale,
+        to_device=_bringing(device),
     )
     return Assembled(runner, sets, server, loss_scale)
+
+
+def _to_replicas(links: Links, device: torch.device) -> Send:
+    """How a stage on a device sends to its replicas: messages look into the host's memory."""
+    if device.type == "cpu":
+        return links.to_replica
+
+    def send(segment: int, replica: int, kind: str, index: int, body: object) -> None:
+        links.to_replica(segment, replica, kind, index, map_tensors(Tensor.cpu, body))
+
+    return send
+
+
+def _bringing(device: torch.device) -> Callable[[Any], Any]:
+    """Brings what a replica has sent to a device."""
+    if device.type == "cpu":
+        return lambda body: body
+    return lambda body: map_tensors(lambda tensor: tensor.to(device), body)
 
 
 def _peak_bytes(
@@ -131,11 +151,13 @@ def _server(
     links: Links,
     loss_scale: LossScale | None,
     watch: WatchGradients,
+    device: torch.device,
 ) -> Server:
+    send = _to_replicas(links, device)
     names = [built.names[id(parameter)] for parameter in built.parameters]
     replica, optimizer = links.place.replica, options.optimizer
     if options.mode.sync == "asp":
-        return AsynchronousServer(sets, versions, watch, names, replica, optimizer, links.to_replica)
+        return AsynchronousServer(sets, versions, watch, names, replica, optimizer, send)
     clipping = _clipping(options, links)
     scheme = options.plan.compress_gradients
     return ShardedServer(
@@ -145,7 +167,7 @@ def _server(
         names,
         replica,
         optimizer,
-        links.to_replica,
+        send,
         clipping,
         loss_scale,
         compression=None if scheme is None else parse_gradients(scheme),

@@ -93,6 +93,7 @@ class StageRunner:
         peak_bytes: tells how much memory the worker has held at its fullest.
         loss_scale: of float16, else None.
         recorder: of this worker's time.
+        to_device: brings what has arrived from a replica to where the stage computes.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class StageRunner:
         recorder: Recorder,
         peak_bytes: Callable[[], int | None] = lambda: None,
         loss_scale: LossScale | None = None,
+        to_device: Callable[[Any], Any] = lambda body: body,
     ) -> None:
         self._links = links
         self._inbox = links.inbox
@@ -121,6 +123,7 @@ class StageRunner:
         self._rate_scale = rate_scale
         self._seed = seed
         self._recorder = recorder
+        self._to_device = to_device
         self._next_pulse = 0.0
         self._long = set(Doing)  # As long as nobody knows.
         self.tell_pulse: Callable[[Pulse], None] = lambda pulse: None
@@ -317,10 +320,11 @@ class StageRunner:
 
     def _take_gradients(self, message: Message) -> None:
         replica = message.sender - self._stage.workers[0]
-        self._server.take_gradients(message.segment, message.index, replica, message.body)
+        body = self._to_device(message.body)
+        self._server.take_gradients(message.segment, message.index, replica, body)
 
     def _take_parameters(self, message: Message) -> None:
-        self._server.take_parameters(message.segment, message.index, message.body)
+        self._server.take_parameters(message.segment, message.index, self._to_device(message.body))
 
     def _drain(self, segment: Segment) -> None:
         """All updates of the segment arrive; then the replicas agree on their buffers (design, section 4)."""
