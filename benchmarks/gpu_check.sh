@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, in one script of at most nine minutes: for a machine with one NVIDIA GPU and no
 # network. Python 3.12 with torch, torchvision, click, msgpack, rich, numpy and pytest must be there; pyzmq and pydantic
-# may be carried as wheels.
+# (and cloup, with a click of 8.5 or later) may be carried as wheels.
 #
 #   benchmarks/gpu_check.sh [--out FOLDER] [--wheels FOLDER] [--dry-run]
 #
