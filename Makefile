@@ -13,7 +13,7 @@ install: $(INSTALLED) ## Make .venv and install the three programs into it
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,digits]'
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,digits,plots,tensorboard]'
 	touch $@
 
 demo: $(INSTALLED) ## Profile, plan and train a small network on real data with four worker processes
@@ -27,7 +27,8 @@ pages: $(INSTALLED) ## Run the commands of README.md and docs, each page's in a 
 
 test-launchers: $(INSTALLED) ## Run the tests under real launchers: Slurm, Open MPI, torchrun; as root it installs them
 	tests/install-packages.sh munge slurmctld slurmd slurm-client openmpi-bin iproute2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[clusters]' || echo "no schema of Kubernetes here"
+	$(BIN)/python -c 'import kubernetes_validate, yaml' 2> /dev/null || \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[clusters]'
 	timeout 600 $(BIN)/python -m pytest -m launchers
 
 chaos: $(INSTALLED) ## Kill workers at 50 random moments of one run; up to 15 minutes (KILLS=50 SEED=0)

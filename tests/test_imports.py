@@ -14,7 +14,7 @@ SRC = Path(__file__).parent.parent / "src"
 PROGRAMS = ("pd_profile", "pd_plan", "pd_train")
 
 FORBIDDEN = {
-    "pd_format": {"click", "rich", "zmq", *PROGRAMS},
+    "pd_format": {"click", "cloup", "rich", "zmq", *PROGRAMS},
     "pd_profile": {"zmq", "msgpack", "pd_plan", "pd_train"},
     "pd_plan": {"torch", "torchvision", "zmq", "msgpack", "pd_profile", "pd_train"},
     "pd_train": {"pd_profile", "pd_plan"},

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.plan import read_plan
 from pd_plan.cli import main
 from pd_plan.planner import decide
+from pd_plan.report import print_report
 from pd_plan.simulated import fastest_simulated
 from plan_oracles import Layer, profile_of
 
@@ -61,7 +64,22 @@ def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     network = ("--machines", "2", "--bandwidth", "1gbps")
     result = CliRunner().invoke(main, [*network, "--strategy", "simulated"])
     assert result.exit_code == 0, result.output
-    assert read_plan(tmp_path / "plan.json").config == "1-1"
+    plan = read_plan(tmp_path / "plan.json")
+    assert (plan.config, plan.strategy) == ("1-1", "simulated")
+    assert "Strategy  simulated: the fastest plan by the paper cost model\n" in result.stdout
     result = CliRunner().invoke(main, [*network, "--strategy", "simulated", "--cost-model", "duplex"])
     assert result.exit_code == 2
     assert "tries both cost models" in result.stderr
+
+
+def test_the_report_says_what_won_and_why_machines_idle() -> None:
+    profile = profile_of([Layer(50, 0, 4 * MB), Layer(50, 0, 4 * MB)])
+    found = fastest_simulated(profile, 3, 1e3)
+    assert (found.plan.config, found.plan.strategy, found.winner) == ("1-1", "simulated", "auto")
+    stream = io.StringIO()
+    print_report(Console(file=stream, width=80), profile, found._replace(winner="straight"))
+    assert "Strategy  simulated: the straight pipeline\n" in stream.getvalue()
+    idle = (
+        "2 of 3 machines are used: of the plans that were tried none simulates clearly faster, so one more would idle."
+    )
+    assert idle in " ".join(stream.getvalue().split())

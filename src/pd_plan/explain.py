@@ -108,11 +108,13 @@ def _idle(profile: Profile, plan: Plan) -> str:
     used = f"{plan.workers} of {plan.machines} machines are used"
     if plan.strategy == "config":
         return f"{used}: the replicas that were given."
+    rest = plan.machines - plan.workers
+    others = "one more would idle" if rest == 1 else f"the other {rest} would idle"
+    if plan.strategy == "simulated":
+        return f"{used}: of the plans that were tried none simulates clearly faster, so {others}."
     if plan.strategy != "auto":
         return f"{used}: strategy {plan.strategy} takes no more."
     part = _slowest(profile, plan)
-    rest = plan.machines - plan.workers
-    others = "one more would idle" if rest == 1 else f"the other {rest} would idle"
     if part.what == "compute":
         costs = "cutting" if plan.inference else "synchronising or cutting"
         return f"{used}: {costs} for more would cost as much as they save, so {others}."

@@ -1,6 +1,7 @@
 """From a profile to a plan: strategies, depths and predictions (design, sections 1 and 2).
 
-This is the library's door; the command line calls nothing else to decide.
+This is the library's door. The command line decides by it, and for `--strategy simulated` by `pd_plan.simulated`,
+which compares several decisions of this module.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ class Decision(NamedTuple):
     """What the simulator says of the plan."""
     kept: Kept | None = None
     """What the memory limit did to it, where there is one."""
+    winner: str | None = None
+    """Of strategy `simulated`: the one of `STRATEGIES` whose plan simulates fastest."""
 
 
 def make_plan(
@@ -142,7 +145,7 @@ def decide(
         profile: of the model.
         machines: M, how many there are; a plan may leave some idle.
         bandwidth_bps: of each machine's link, in bits per second.
-        strategy: a key of `STRATEGIES`.
+        strategy: a key of `STRATEGIES`; `simulated` is `pd_plan.simulated.fastest_simulated`.
         config: replicas of each stage, where they are given rather than chosen; only with strategy `auto`.
         cost_model: a key of `pd_plan.cost.COST_MODELS`.
         in_flight: `auto` simulates to choose, `noam` takes the paper's depths; or the depth of each stage.
@@ -176,7 +179,8 @@ def decide(
     elif strategy in STRATEGIES:
         partition = STRATEGIES[strategy](chain, cluster, model)
     else:
-        raise UserError(f"strategy {strategy!r} is unknown; expected one of {', '.join(STRATEGIES)}.")
+        others = f"one of {', '.join(STRATEGIES)}; simulated is asked of pd_plan.simulated"
+        raise UserError(f"strategy {strategy!r} is unknown; expected {others}.")
     sizes = Sizes.of(profile.layers, _input_bytes(profile.inputs), optimizer, compression.gradients is not None)
     kept, again = None, (False,) * len(partition.ends)
     if memory_bytes is not None:

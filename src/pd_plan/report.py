@@ -24,6 +24,13 @@ __all__ = ["print_report", "sentences_of"]
 _NAME_WIDTH = 32
 _FIRST_STAGES = 20
 _LAST_STAGES = 4
+_WINNERS = {
+    "auto": "the fastest plan by the {cost_model} cost model",
+    "straight": "the straight pipeline",
+    "data-parallel": "data parallelism",
+    "single": "one machine alone",
+}
+"""What simulates fastest, by the strategy that found it."""
 _NOTE = (
     "compute: one minibatch on one worker, and its share of the model's; sync: one round of the stage's replicas; "
     "pace: the longer of both, divided by the replicas; memory: a worker."
@@ -51,7 +58,8 @@ def print_report(console: Console, profile: Profile, decision: Decision, rival: 
         f"minibatches of {size}{precision} ({profile.device.name or profile.device.kind}{estimated})",
     )
     line(console, f"Cluster   {machines}, {format_bandwidth(plan.bandwidth_bps)}, {directions} at a time")
-    line(console, f"Strategy  {plan.strategy}{', for inference: forward passes alone' if plan.inference else ''}")
+    won = "" if decision.winner is None else ": " + _WINNERS[decision.winner].format(cost_model=plan.cost_model)
+    line(console, f"Strategy  {plan.strategy}{won}{', for inference: forward passes alone' if plan.inference else ''}")
     compressed = _compressed(profile, plan)
     if compressed:
         line(console, f"Compress  {compressed}")

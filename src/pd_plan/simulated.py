@@ -45,10 +45,10 @@ def fastest_simulated(profile: Profile, machines: int, bandwidth_bps: float, **o
             continue
         pace = found.depths.simulated_ms
         if pace is not None and (best is None or pace < _pace(best) * (1 - _CLEARLY)):
-            best = found
+            best = found._replace(winner=strategy)
     if best is None:
         raise UserError(reason)
-    return best
+    return best._replace(plan=best.plan.model_copy(update={"strategy": "simulated"}))
 
 
 def _pace(decision: Decision) -> float:

@@ -17,7 +17,7 @@ FOLDER = "tensorboard"
 def check_tensorboard() -> None:
     """Raises UserError where the package is missing that torch's writer takes."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise UserError("--tensorboard takes the package tensorboard: pip install 'pipedream[tensorboard]'")
+        raise UserError("--tensorboard takes the package tensorboard: pip install tensorboard")
 
 
 class EventFiles:

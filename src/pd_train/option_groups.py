@@ -150,7 +150,10 @@ _MORE_GROUPS = (
         ),
         _option("--group", type=_COUNT, metavar="N", help="Minibatches of an update of 2bw."),
         _option("--flush", type=_COUNT, metavar="N", help="Drain and update every N: exact SGD."),
-        _option("--sync", **_one_of("overlap", "bsp", "asp"), help="overlap, bsp or asp.  [default: overlap]"),
+        _option(
+            "--sync", **_one_of("overlap", "bsp", "asp"),
+            help="overlap, bsp or asp.  [default: overlap; one stage: bsp]",
+        ),
     ),
     cloup.option_group(
         "Numbers",

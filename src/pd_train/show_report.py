@@ -102,7 +102,7 @@ def _compare(runs: Sequence[PastRun], target: float | None, stream: TextIO) -> N
 def _draw(runs: Sequence[PastRun], output: Path | None, target: float | None, stream: TextIO) -> None:
     console = open_console(stream, terminal=None)
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("\nPictures take matplotlib: pip install 'pipedream[plots]'")
+        console.print("\nPictures take matplotlib: pip install matplotlib")
         return
     from pd_train.pictures import draw_metric, draw_timeline
 
