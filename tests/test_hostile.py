@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import socket
 import struct
 from pathlib import Path
@@ -26,6 +27,7 @@ from pd_train.meeting import COMMON_MARK
 from pd_train.options import RunOptions
 from pd_train.routing import may_send, place_of
 from pd_train.server import check_pieces
+from pd_train.timing import WorkerTiming
 from pd_train.wire import Message, WireError, encode
 from test_checkpoint import assert_same, options_of
 
@@ -216,6 +218,12 @@ def test_minibatches_come_from_their_own_replica(plan: Plan) -> None:
 
 
 T = torch.zeros(2)
+TIMING = WorkerTiming().plain()
+
+
+def rows(what: float | None = None, peer: float = 0) -> torch.Tensor:
+    """One row of a trace, or none."""
+    return torch.tensor([] if what is None else [what, 1.0, 2.0, 3, 0, peer, 8], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +239,23 @@ T = torch.zeros(2)
             [(1, None, 4, None), (0.5, None, -4, None), 0.5],
         ),
         ("norm", [0.5], [1, None, T]),
+        (
+            "timing",
+            [(TIMING, rows()), (TIMING, rows(0, -1)), (TIMING, torch.cat([rows(7, -1), rows(11, 4)]))],
+            [
+                (TIMING, None),
+                (TIMING, T),
+                (TIMING, rows(0, -1).float()),
+                (TIMING, rows(0, -1)[:6]),
+                (TIMING, rows(0, -1).reshape(1, 7)),
+                (TIMING, rows(-1, -1)),
+                (TIMING, rows(12, 0)),
+                (TIMING, rows(0.5, -1)),
+                (TIMING, rows(0, math.nan)),
+                (TIMING, rows(math.inf, 0)),
+                ({}, rows()),
+            ],
+        ),
         ("saved", [(1, 0)], [(1,), (-1, 0), (1.0, 0), None]),
         (
             "segment",
@@ -256,6 +281,15 @@ def test_the_reason_names_the_message(plan: Plan) -> None:
     assert "'forward' 3 of worker 1, whose content has another form" in str(
         plan_problem(plan, place, Message("forward", 1, 0, 3))
     )
+
+
+@pytest.mark.parametrize(("peer", "is_taken"), [(0, True), (4, True), (5, False), (-1, False), (0.5, False)])
+def test_a_trace_names_workers_of_the_plan_as_senders(peer: float, is_taken: bool, plan: Plan) -> None:
+    place = place_of(plan, 0)
+    passes = rows(0, -1)  # Which have no sender.
+    for known in (passes, torch.cat([passes, rows(11, peer)])):
+        problem = plan_problem(plan, place, Message("timing", 1, 0, 0, (TIMING, known)))
+        assert (problem is None) == (known is passes or is_taken)
 
 
 def test_every_kind_of_message_has_a_sender_and_a_form() -> None:

@@ -46,8 +46,11 @@ def test_what_arrives_before_there_is_a_handler_is_not_lost() -> None:
     """A fast peer's gradients come while this worker is still meeting others; several share kind, segment and index."""
     early = [Message("gradient", sender, 0, 0, body=sender) for sender in (1, 2, 3)]
     inbox = Inbox(FullTransport(*early, Message("go", 0, 0, 0)), "stage 0", 60.0, lambda text: None)  # type: ignore[arg-type]
+    seen: list[str] = []
+    inbox.on_arrival = lambda message: seen.append(message.kind)
     inbox.wait_for("go", 0, 0, "the start")
     taken: list[int] = []
     inbox.handle("gradient", lambda message: taken.append(message.body))
     assert taken == [1, 2, 3]
     assert inbox.kept() == []
+    assert seen == ["gradient"] * 3 + ["go"], "each has arrived once"

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy
 import pytest
@@ -10,12 +15,16 @@ import pytest
 from pd_format.plan import Plan
 from pd_format.profile import InputSpec
 from pd_train.clock import Clock, Exchange, best_of
+from pd_train.compute import StageRunner
+from pd_train.inbox import Inbox
 from pd_train.pulse import Pulse, PulseBoard
 from pd_train.recorder import RECEIVED, Recorder
 from pd_train.timing import Doing, Part, WorkerTiming
 from pd_train.trace import trace_of
+from pd_train.watch import Watch
 from pd_train.wire import Message
 from plans import plan_of
+from test_checkpoint import options_of
 
 
 class Hands:
@@ -74,7 +83,6 @@ def test_time_counts_for_the_innermost_of_what_is_done_and_for_the_part_of_the_s
     assert sum(outside) == 0
     assert (timing.minibatches, timing.steady_minibatches) == (3, 1)
     assert timing.of_part(Part.STEADY) == 7.5
-    assert timing.in_training(Doing.BACKWARD) == 6
     assert not rows, "nothing was to be traced"
 
 
@@ -94,6 +102,23 @@ def test_a_transfer_is_covered_as_far_as_the_worker_computed_meanwhile(hands: Ha
     assert (timing.sync.count, timing.sync.bytes, timing.sync.seconds, timing.sync.covered_seconds) == (1, 10, 2, 0)
 
 
+def test_what_is_done_in_small_pieces_pushes_no_pass_out_of_those_compared(hands: Hands) -> None:
+    recorder = Recorder(hands)
+    recorder.start_segment(0)
+    with recorder.doing(Doing.FORWARD, 0):
+        for _ in range(1000):  # In pieces that follow each other.
+            hands.wait(0.004)
+            recorder.pulse(0, 1, ("", 0.0))
+    with recorder.doing(Doing.WAIT_GRADIENTS, 0):
+        for _ in range(1000):  # A look for updates after every message, which finds none.
+            hands.wait(0.003)
+            with recorder.doing(Doing.UPDATE):
+                hands.wait(2e-6)
+        recorder.arrived(Message("backward", 1, 0, 0, sent=100.0, arrived=hands.now, size=1000))
+    timing, _ = recorder.take()
+    assert timing.cut.covered_seconds == pytest.approx(4.0)
+
+
 def test_the_trace_is_of_the_minibatches_asked_for(hands: Hands) -> None:
     recorder = Recorder(hands, range(11, 12))
     train(recorder, hands)
@@ -111,7 +136,7 @@ def test_sums_add_up_and_survive_a_file(hands: Hands) -> None:
     first.add(second)
     assert WorkerTiming.from_plain(first.plain()) == first
     assert first.minibatches == 6
-    assert first.in_training(Doing.BACKWARD) == 12
+    assert sum(part[Doing.BACKWARD] for part in first.seconds) == 12
     with pytest.raises(ValueError, match="seconds are expected"):
         WorkerTiming.from_plain({**first.plain(), "cut": {**first.plain()["cut"], "seconds": float("nan")}})
     with pytest.raises(ValueError, match="no timing"):
@@ -179,7 +204,7 @@ def test_a_stage_is_as_busy_as_its_workers_have_been_since_their_last_pulse(plan
         seconds = [0.0] * len(Doing)
         seconds[Doing.FORWARD], seconds[Doing.WAIT_SYNC] = forward, wait
         doing = Doing.WAIT_SYNC if waiting else Doing.OTHER
-        return Pulse(time, tuple(seconds), 0, sent, 2, doing, waiting, 0.5 if waiting else 0.0)
+        return Pulse(time, tuple(seconds), sent, 2, doing, waiting, 0.5 if waiting else 0.0)
 
     board.take(0, pulse(10, 100, 0, 5000))
     board.take(1, pulse(10, 0, 100, 0))
@@ -212,7 +237,7 @@ def test_a_worker_that_tells_nothing_is_said_to_do_what_it_must_be_doing(
     for time in (0.0, 10.0):
         seconds = [0.0] * len(Doing)
         seconds[Doing.FORWARD] = time / 2
-        board.take(2, Pulse(time, tuple(seconds), 0, 0, 1, doing, waiting, 4.0 if waiting else 0.0))
+        board.take(2, Pulse(time, tuple(seconds), 0, 1, doing, waiting, 4.0 if waiting else 0.0))
     last = board.status(10.0 + age).stages[1]
     assert last.now == now
     assert last.busy == pytest.approx(busy)
@@ -225,18 +250,41 @@ def test_figures_are_of_the_last_ten_seconds(plan: Plan) -> None:
     for time in range(61):
         seconds = [0.0] * len(Doing)
         seconds[Doing.FORWARD] = float(min(time, 55))
-        board.take(2, Pulse(float(time), tuple(seconds), 0, time * 100, 1, Doing.OTHER, "", 0.0))
+        board.take(2, Pulse(float(time), tuple(seconds), time * 100, 1, Doing.OTHER, "", 0.0))
     last = board.status(60.0).stages[1]
     assert last.busy == pytest.approx(0.5)
     assert last.sent_bytes_per_second == pytest.approx(100)
 
 
 def test_a_pulse_is_read_as_it_was_sent_and_nothing_else_is_taken_for_one() -> None:
-    pulse = Pulse(1.0, (0.5,) * len(Doing), 1, 2, 3, Doing.FORWARD.value, "", 0.0)
+    pulse = Pulse(1.0, (0.5,) * len(Doing), 2, 3, Doing.FORWARD.value, "", 0.0)
     assert Pulse.from_plain(tuple(pulse)) == pulse
     for changed in ({"doing": len(Doing)}, {"waited": float("nan")}, {"seconds": (1.0,)}, {"waiting": None}):
         with pytest.raises(ValueError, match="no pulse"):
             Pulse.from_plain(tuple(pulse._replace(**changed)))
+
+
+def test_a_trace_is_written_when_something_was_added_to_it(tmp_path: Path) -> None:
+    """And then holds all so far."""
+    options = options_of(tmp_path, "1")
+    runner = cast(StageRunner, SimpleNamespace())
+    inbox = cast(Inbox, SimpleNamespace(handle=lambda *what: None, wait_until=lambda *what: None))
+    watch = Watch(options, runner, inbox, {0: 0.0}, lambda event: None, "cpu")
+    trace = tmp_path / "trace.json"
+
+    def run_epoch(epoch: int, rows: list[float]) -> list[str]:
+        """Names of what the file shows after it."""
+        trace.unlink(missing_ok=True)
+        watch.count_segment()
+        runner.tell_timing(WorkerTiming(), array("d", rows))
+        watch.finish_epoch(epoch)
+        events = json.loads(trace.read_text())["traceEvents"] if trace.exists() else []
+        return [event["name"] for event in events if event["ph"] == "X"]
+
+    assert run_epoch(0, []) == []
+    assert run_epoch(1, [Doing.FORWARD, 1.0, 2.0, 3, 0, -1, -1]) == ["F3"]
+    assert run_epoch(2, []) == []
+    assert run_epoch(3, [Doing.BACKWARD, 2.0, 3.0, 3, 0, -1, -1]) == ["F3", "B3"]
 
 
 def test_kinds_of_messages_in_the_trace_do_not_collide_with_what_is_done() -> None:

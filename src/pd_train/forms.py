@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -24,8 +25,9 @@ from pd_train.compute import Segment
 from pd_train.crossing import Crossing
 from pd_train.meeting import About
 from pd_train.pulse import Pulse
+from pd_train.recorder import RECEIVED, ROW
 from pd_train.routing import Place, may_send
-from pd_train.timing import WorkerTiming
+from pd_train.timing import Doing, WorkerTiming
 from pd_train.wire import Message
 
 __all__ = ["has_form", "plan_problem"]
@@ -37,13 +39,15 @@ def plan_problem(plan: Plan, place: Place, message: Message) -> str | None:
     """What is wrong with a message by the plan, for the worker at `place`."""
     if not may_send(plan, place, message.kind, message.sender, message.index):
         return f"{_name(message)}, which the plan does not have that worker send to this one"
-    if not has_form(message.kind, message.body) or not _crosses(plan, message):
+    if not has_form(message.kind, message.body) or not _fits(plan, message):
         return f"{_name(message)}, whose content has another form than such a message has"
     return None
 
 
-def _crosses(plan: Plan, message: Message) -> bool:
-    """Whether what crosses a cut has the form that the plan's compression gives it."""
+def _fits(plan: Plan, message: Message) -> bool:
+    """Whether what crosses a cut has the form that the plan's compression gives it, and a trace names its workers."""
+    if message.kind == "timing":
+        return _names_workers(message.body[1], plan.workers)
     if plan.compress_activations is None:
         return True
     crossing = Crossing(plan.compress_activations)
@@ -149,6 +153,22 @@ def _is_pulse(value: Any) -> bool:
     return True
 
 
+def _is_rows(value: Any) -> bool:
+    """Rows of a trace one after another, see `pd_train.recorder.ROW`."""
+    if type(value) is not Tensor or value.dtype != torch.float64 or value.ndim != 1 or len(value) % len(ROW):
+        return False
+    what = value[ROW.index("what") :: len(ROW)]
+    is_known = (what >= 0) & (what < len(Doing) + len(RECEIVED)) & (what == what.floor())
+    return bool(is_known.all() and value.isfinite().all())
+
+
+def _names_workers(rows: Tensor, workers: int) -> bool:
+    """Whether what was received came from workers."""
+    what, peers = (rows[ROW.index(name) :: len(ROW)] for name in ("what", "peer"))
+    senders = peers[what >= len(Doing)]
+    return bool(((senders >= 0) & (senders < workers) & (senders == senders.floor())).all())
+
+
 def _is_timing(value: Any) -> bool:
     try:
         WorkerTiming.from_plain(value)
@@ -189,7 +209,7 @@ _FORMS: dict[str, Form] = {
     "score": _row(_maybe(_is(float)), _maybe(_is(int, float)), _is_whole, _maybe(_TENSOR)),
     "segment": _maybe(_is_segment),
     "pulse": _is_pulse,
-    "timing": _row(_is_timing, _TENSOR),
+    "timing": _row(_is_timing, _is_rows),
     "saved": _POSITION,
     "part": _row(_STATE, _STATISTICS),
     "goodbye": _is(type(None)),

@@ -63,7 +63,7 @@ class Inbox:
         self.on_idle: Callable[[], None] = lambda: None
         """Called after messages were sorted: what they made possible is done here."""
         self.on_arrival: Callable[[Message], None] = lambda message: None
-        """Is shown every message before it is sorted."""
+        """Is shown every message once, before it is sorted."""
         self.on_tick: Callable[[], None] = lambda: None
         """Called about once a second while this worker waits."""
         self.needed_peers: set[int] | None = None
@@ -80,7 +80,7 @@ class Inbox:
         self._handlers[kind] = handler
         for key in [key for key in self._kept if key[0] == kind]:
             for message in self._kept.pop(key):
-                self._sort(message)
+                self._hand_over(message)
 
     def kept(self) -> list[Any]:
         """The bodies that wait to be taken."""
@@ -184,6 +184,9 @@ class Inbox:
             self.lost_peers.add(item.rank)
             return
         self.on_arrival(item)
+        self._hand_over(item)
+
+    def _hand_over(self, item: Message) -> None:
         if item.kind == "failed":
             raise PeerFailedError(*item.body)
         if item.kind in self._handlers:

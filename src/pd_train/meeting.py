@@ -36,7 +36,7 @@ __all__ = ["COMMON_MARK", "About", "Meeting", "find_difference", "meet", "remark
 
 COMMON_MARK = "pipedream"
 """Of the messages of the meeting itself."""
-PROTOCOL = 2
+PROTOCOL = 3
 """Of the messages between workers; another one cannot be understood."""
 _NOTICE_EVERY_S = 10.0
 _GRACE_S = 10.0

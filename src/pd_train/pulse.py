@@ -30,7 +30,6 @@ class Pulse(NamedTuple):
     """Seconds by the run's clock."""
     seconds: tuple[float, ...]
     """By `Doing`."""
-    received_bytes: int
     sent_bytes: int
     versions: int
     """Weight versions that it holds."""
@@ -48,7 +47,7 @@ class Pulse(NamedTuple):
             raise ValueError("no pulse")
         pulse = cls(*row)
         numbers = (pulse.time, pulse.waited, *pulse.seconds) if type(pulse.seconds) is tuple else ()
-        counts = (pulse.received_bytes, pulse.sent_bytes, pulse.versions, pulse.doing)
+        counts = (pulse.sent_bytes, pulse.versions, pulse.doing)
         if (
             len(numbers) != 2 + len(Doing)
             or not all(type(one) is float and math.isfinite(one) for one in numbers)

@@ -29,7 +29,7 @@ RECEIVED = {kind: len(Doing) + n for n, kind in enumerate(("forward", "backward"
 _SPANS_KEPT = 512
 """Of computing, to be compared with transfers that end later: more than fit into any transfer but the longest."""
 _SHORTEST_UPDATE_S = 20e-6
-"""Shorter ones found nothing to do; a trace shows none of them."""
+"""Shorter ones found nothing to do: a trace shows none of them, and they push no pass out of those kept."""
 
 
 class Recorder:
@@ -49,7 +49,6 @@ class Recorder:
         self._sums = WorkerTiming()
         self._rows = array("d")
         self._totals = [0.0] * len(Doing)
-        self._received_bytes = 0
         self._part = Part.OUTSIDE
         self._first = 0
         self._is_traced = False
@@ -89,7 +88,6 @@ class Recorder:
     def arrived(self, message: Message) -> None:
         """A message has been read; called by the compute thread while it computes nothing."""
         kind = message.kind
-        self._received_bytes += message.size
         if self._part is Part.OUTSIDE or not message.size or not (kind in CUT_KINDS or kind in SYNC_KINDS):
             return
         sent, arrived = message.sent, message.arrived
@@ -107,7 +105,7 @@ class Recorder:
     def pulse(self, sent_bytes: int, versions: int, awaited: tuple[str, float]) -> Pulse:
         """How it goes now; what is not the recorder's to know is given."""
         now, doing = self._settle(), self._doing[-1]
-        return Pulse(now, tuple(self._totals), self._received_bytes, sent_bytes, versions, int(doing), *awaited)
+        return Pulse(now, tuple(self._totals), sent_bytes, versions, int(doing), *awaited)
 
     def take(self) -> tuple[WorkerTiming, array[float]]:
         """The sums and the rows of the trace since this was last called."""
@@ -121,7 +119,10 @@ class Recorder:
         now, doing = self._now(), self._doing[-1]
         self._sums.seconds[self._part][doing] += now - self._since
         self._totals[doing] += now - self._since
-        if doing.computes and now > self._since:
-            self._spans.append((self._since, now))
+        if doing.computes:
+            if self._spans and self._spans[-1][1] == self._since:  # A piece more of the same computing.
+                self._spans[-1] = self._spans[-1][0], now
+            elif now - self._since >= _SHORTEST_UPDATE_S:
+                self._spans.append((self._since, now))
         self._since = now
         return now

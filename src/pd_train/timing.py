@@ -98,10 +98,6 @@ class WorkerTiming:
         self.cut.add(other.cut)
         self.sync.add(other.sync)
 
-    def in_training(self, doing: Doing) -> float:
-        """Seconds of all parts of training segments."""
-        return sum(self.seconds[part][doing] for part in Part if part is not Part.OUTSIDE)
-
     def of_part(self, part: Part) -> float:
         """Seconds of a part, whatever was done."""
         return sum(self.seconds[part])

@@ -67,6 +67,7 @@ class Watch:
         self._told = [0] * options.plan.workers
         self._sums = [WorkerTiming() for _ in range(options.plan.workers)]
         self._rows = [numpy.empty((0, len(ROW))) for _ in range(options.plan.workers)]
+        self._traced_more = False
         self._lines: list[str] = []
         runner.tell_pulse = self._tell_status
         runner.tell_timing = lambda timing, rows: self._take_timing(0, timing, torch.tensor(rows, dtype=torch.float64))
@@ -92,7 +93,8 @@ class Watch:
         self._lines.append(timing_line(self._plan, epoch, self._sums, self._share_cores))
         self._sums = [WorkerTiming() for _ in self._sums]
         write_text(self._run_dir / TIMING, "".join(line + "\n" for line in self._lines), make_folder=False)
-        if any(len(rows) for rows in self._rows):
+        if self._traced_more:
+            self._traced_more = False
             trace = trace_of(self._plan, self._rows, self._clock_errors)
             write_text(self._run_dir / "trace.json", json.dumps(trace), make_folder=False)
 
@@ -122,7 +124,9 @@ class Watch:
     def _take_timing(self, rank: int, timing: WorkerTiming, rows: Tensor) -> None:
         self._told[rank] += 1
         self._sums[rank].add(timing)
-        self._rows[rank] = numpy.concatenate([self._rows[rank], rows.numpy().reshape(-1, len(ROW))])
+        if len(rows):
+            self._traced_more = True
+            self._rows[rank] = numpy.concatenate([self._rows[rank], rows.numpy().reshape(-1, len(ROW))])
 
 
 def report_to_rank_0(runner: StageRunner, links: Links) -> None:

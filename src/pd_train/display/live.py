@@ -49,7 +49,7 @@ class LiveDisplay:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         with self._lock:
             lines = draw(self._view, options.max_width, console.height, options.ascii_only)
-        self._drawn, self._drawn_width = [line.cell_len for line in lines], options.max_width
+            self._drawn, self._drawn_width = [line.cell_len for line in lines], options.max_width
         yield from lines
 
     def handle(self, event: Event) -> None:
@@ -82,10 +82,11 @@ class LiveDisplay:
     def _mind_width(self) -> None:
         """A terminal that was made narrower has wrapped what was drawn: go up by so many rows more."""
         width = self._console.width
-        if width >= self._drawn_width:
-            return
-        rows = sum(max(1, -(-cells // width)) for cells in self._drawn)
-        wrapped, self._drawn_width = rows - len(self._drawn), width
+        with self._lock:  # Both threads come here, and only one of them may go up.
+            if width >= self._drawn_width:
+                return
+            rows = sum(max(1, -(-cells // width)) for cells in self._drawn)
+            wrapped, self._drawn_width = rows - len(self._drawn), width
         if wrapped > 0:
             row = (ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
             self._console.control(Control(*(wrapped * row)))
