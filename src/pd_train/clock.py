@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from pd_train.links import Links
@@ -76,7 +77,8 @@ def align(clock: Clock, links: Links) -> dict[int, float]:
     links.inbox.handle("time", take)
     for number in range(_EXCHANGES):
         links.to_rank(0, "what time", 0, number, None)
-        links.inbox.wait_until(lambda: len(found) > number, lambda: "worker 0 to say what time it is")  # noqa: B023
+        is_answered = partial(lambda number: len(found) > number, number)
+        links.inbox.wait_until(is_answered, lambda: "worker 0 to say what time it is")
     best = best_of(found)
     clock.offset, clock.error = best.offset, best.error
     links.to_rank(0, "aligned", 0, 0, best.error)

@@ -125,19 +125,19 @@ class Training:
             is_asked = self._place.replica == 0 and not options.evaluate_only
             part_with(transport, inbox, state() if is_asked else {}, assembled.runner.statistics())
             return
-        watch = Watch(options, assembled.runner, inbox, company.clock_errors, company.tell, self._device.type)
+        watch = Watch(options, assembled.runner, inbox, company.clock_errors, company.tell, device=self._device.type)
         lead = Lead(
             options,
             assembled.runner,
             transport,
             inbox,
-            self._loaders,
-            assembled.loss_scale,
-            self._device.type,
-            company.tell,
-            self._measure,
-            keeper,
-            watch,
+            loaders=self._loaders,
+            loss_scale=assembled.loss_scale,
+            device=self._device.type,
+            tell=company.tell,
+            measure=self._measure,
+            keeper=keeper,
+            watch=watch,
         )
         if options.evaluate_only:
             lead.evaluate()
@@ -172,9 +172,20 @@ class Emulating:
             return
         assert options.minibatches is not None
         count = EmulatedMinibatches(options.minibatches, options.plan.minibatch_size)
-        transport, inbox, tell = company.transport, company.inbox, company.tell
-        watch = Watch(options, runner, inbox, company.clock_errors, tell, "emulated")
-        lead = Lead(options, runner, transport, inbox, (count, count), None, "emulated", tell, None, None, watch)
+        watch = Watch(options, runner, company.inbox, company.clock_errors, company.tell, device=None)
+        lead = Lead(
+            options,
+            runner,
+            company.transport,
+            company.inbox,
+            loaders=(count, count),
+            loss_scale=None,
+            device=None,
+            tell=company.tell,
+            measure=None,
+            keeper=None,
+            watch=watch,
+        )
         lead.emulate(self._emulation, self._stage.engine.ends)
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class Lead:
         transport, inbox: the way to the other workers.
         loaders: training and validation minibatches, which say how many there are.
         loss_scale: of float16, else None.
-        device: kind that this worker computes on, for the report.
+        device: kind that this worker computes on, for the report; None where compute is emulated.
         tell: takes events for the display.
         measure: makes the run's metric of each validation sample's predictions, where it is made of these.
         keeper: writes this worker's parts of checkpoints; None where nothing is trained.
@@ -85,7 +85,7 @@ class Lead:
         inbox: Inbox,
         loaders: tuple[Counted, Counted],
         loss_scale: LossScale | None,
-        device: str,
+        device: str | None,
         tell: Callable[[Event], None],
         measure: Measure | None,
         keeper: Keeper | None,
@@ -367,7 +367,7 @@ class Lead:
             **asdict(ended),
             "skipped_files": skipped,
             "options": recorded(self._options),
-            "device": self._device,
+            "device": "emulated" if self._device is None else self._device,
             "torch": torch.__version__,
         }
         report["of_last_start"] = [name for name in OF_LAST_START if name in report]

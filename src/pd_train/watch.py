@@ -42,7 +42,7 @@ class Watch:
         inbox: of this worker.
         clock_errors: seconds by which each worker's clock may be off.
         tell: takes events for the display.
-        device: kind that workers compute on.
+        device: kind that workers compute on; None where compute is emulated.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Watch:
         inbox: Inbox,
         clock_errors: Mapping[int, float],
         tell: Callable[[Event], None],
-        device: str,
+        device: str | None,
     ) -> None:
         self._options = options
         self._plan = options.plan

@@ -109,6 +109,10 @@ def _teller(setup: WorkerSetup, launcher: Launcher, links: Links) -> Callable[[E
     return tell
 
 
+def _tell_wait(launcher: Launcher, text: str) -> None:
+    launcher.tell_event(Note(text, "waiting"))
+
+
 def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump) -> None:
     options = setup.options
     torch.set_num_threads(options.threads)
@@ -146,8 +150,7 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         links = Links(place, transport, inbox)
         # Before they meet: whoever hears first that all are there sends at once.
         runner = duty.assemble(links, Recorder(clock.now, range(*options.traced)))
-        wait = lambda text: launcher.tell_event(Note(text, "waiting"))  # noqa: E731
-        mark = meet(setup, peers, links, transport, duty.fingerprint, wait)
+        mark = meet(setup, peers, links, transport, duty.fingerprint, partial(_tell_wait, launcher))
         launcher.tell_event(WorkersMet())
         has_met = True
         errors = answer_others(links, options.plan.workers) if setup.rank == 0 else align(clock, links)
