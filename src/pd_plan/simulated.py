@@ -3,6 +3,9 @@
 The cost models take a transfer, or a synchronisation, as hidden wherever it is shorter than the compute beside it. The
 simulator knows what the order of the passes leaves exposed: the parameters that come back after a synchronous round,
 or a transfer that lengthens the way round. It is too slow to search with, so it judges what others have found.
+
+It leaves out what moving bytes costs the processors, and profiles are known to some per cent only: of plans that are
+as fast within that, the one that sends the least is chosen.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ _CANDIDATES: tuple[tuple[str, Literal["paper", "duplex"]], ...] = (
     ("single", "duplex"),
 )
 """Strategy and cost model; among equals the first counts."""
-_CLEARLY = 1e-3
+_AS_FAST = 1.05
+"""Times the fastest."""
 
 
 def fastest_simulated(profile: Profile, machines: int, bandwidth_bps: float, **options: Any) -> Decision:
@@ -35,19 +39,20 @@ def fastest_simulated(profile: Profile, machines: int, bandwidth_bps: float, **o
     Raises:
         UserError: no plan can be made, or none is small enough to be simulated.
     """
-    best: Decision | None = None
+    found: list[Decision] = []
     reason = "no plan is small enough to be simulated; leave the choice to --strategy auto."
     for strategy, cost_model in _CANDIDATES:
         try:
-            found = decide(profile, machines, bandwidth_bps, strategy, cost_model=cost_model, **options)
+            one = decide(profile, machines, bandwidth_bps, strategy, cost_model=cost_model, **options)
         except UserError as error:  # A straight pipeline of more stages than there are cuts, or too much memory.
             reason = str(error) if strategy == "auto" else reason
             continue
-        pace = found.depths.simulated_ms
-        if pace is not None and (best is None or pace < _pace(best) * (1 - _CLEARLY)):
-            best = found._replace(winner=strategy)
-    if best is None:
+        if one.depths.simulated_ms is not None:
+            found.append(one._replace(winner=strategy))
+    if not found:
         raise UserError(reason)
+    most_ms = min(map(_pace, found)) * _AS_FAST
+    best = min((one for one in found if _pace(one) <= most_ms), key=lambda one: one.plan.predicted.bytes_per_minibatch)
     return best._replace(plan=best.plan.model_copy(update={"strategy": "simulated"}))
 
 
