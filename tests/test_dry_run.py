@@ -130,8 +130,8 @@ def test_a_host_without_the_first_stage_needs_no_data(tmp_path: Path) -> None:
 
 def test_nothing_that_an_option_asks_for_besides_is_done(tmp_path: Path) -> None:
     path = write_plan(tmp_path)
-    assert_refused(pd_train("--plan", path, "--dry-run", "--measure-network"), "--dry-run means nothing with")
-    assert_refused(pd_train("--report", "old", "--dry-run"), "--dry-run means nothing with --report")
+    assert_refused(pd_train("--plan", path, "--dry-run", "--measure-network"), "--dry-run means nothing with", 2)
+    assert_refused(pd_train("--report", "old", "--dry-run"), "--dry-run means nothing with --report", 2)
 
 
 def test_of_an_emulation_neither_model_nor_data_are_needed(tmp_path: Path) -> None:

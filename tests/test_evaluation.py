@@ -72,8 +72,11 @@ def test_another_metric_and_an_empty_training_set(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "random ones would be evaluated; say which with --init-from weights.pt"),
-        (["--init-from", "w.pt", "--lr", "0.1"], "--lr is about training, which --evaluate-only leaves out; drop it."),
-        (["--init-from", "w.pt", "--target-accuracy", "0.9"], "--target-accuracy is about training"),
+        (
+            ["--init-from", "w.pt", "--lr", "0.1"],
+            "--lr means nothing with --evaluate-only, which trains nothing; leave it out.",
+        ),
+        (["--init-from", "w.pt", "--target-accuracy", "0.9"], "--target-accuracy means nothing with --evaluate-only"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:

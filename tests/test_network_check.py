@@ -100,7 +100,7 @@ def test_what_trains_nothing_takes_no_option_of_training(tmp_path: Path) -> None
     write_record(tmp_path / "plan.json", plan_for(tmp_path))
     command = ["--plan", str(tmp_path / "plan.json"), "--measure-network"]
     result = CliRunner().invoke(main, [*command, "--epochs", "2"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--epochs means nothing with --measure-network" in result.output
     write_record(tmp_path / "plan.json", options_of(tmp_path, "1").plan)
     result = CliRunner().invoke(main, command)

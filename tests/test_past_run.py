@@ -34,7 +34,7 @@ from pd_train.past_run import read_run
 from pd_train.recorder import RECEIVED
 from pd_train.show_report import show_report
 from pd_train.timing import Doing, Part, Transfers, WorkerTiming
-from pd_train.timing_file import timing_line, timings_of
+from pd_train.timing_file import lines_before, timing_line, timings_of
 from pd_train.trace import trace_of
 from plans import plan_of
 
@@ -143,7 +143,14 @@ def test_an_emulated_run_has_times_but_no_results(tmp_path: Path, plan: Plan) ->
     run = write_run(tmp_path / "run", plan, [0.5])
     for name in ("metrics.jsonl", "options.json"):
         (run / name).unlink()
-    figures = {"emulated": {"time_scale": 10.0}, "minibatches": 24, "training_bytes_sent": 2400, "seconds": 1.0}
+    figures = {
+        "format": "pipedream-report",
+        "version": 1,
+        "emulated": {"time_scale": 10.0},
+        "minibatches": 24,
+        "training_bytes_sent": 2400,
+        "seconds": 1.0,
+    }
     (run / "report.json").write_text(json.dumps(figures))
     rows = rows_of(report("--report", run).stdout)
     assert rows["emulated"] == "no pass was computed; times are the model's, 1/10 of the clock's"
@@ -162,16 +169,31 @@ def test_a_folder_without_a_run_and_damaged_files_are_refused(tmp_path: Path, pl
     refused(report("--report", tmp_path), f"{tmp_path}: holds no run")
     run = write_run(tmp_path / "run", plan, [0.5])
     (run / "metrics.jsonl").write_text('{"epoch": 0, "seconds": "long"}\n')
-    refused(report("--report", run), "metrics.jsonl: is damaged, or of another version (seconds: ")
+    refused(report("--report", run), "metrics.jsonl: is not as this program writes it (seconds: ")
     run = write_run(tmp_path / "other", plan, [0.5])
     (run / "timing.jsonl").write_text('{"epoch": 0}\n')
-    refused(report("--report", run), "timing.jsonl: is damaged, or of another version (line 1: ")
+    refused(report("--report", run), "timing.jsonl: is not as this program writes it (line 1: format is None; ")
+    ours = timing_line(plan, 0, workers(), True)
+    (run / "timing.jsonl").write_text(ours.replace('"version": 1', '"version": 2') + "\n")
+    refused(report("--report", run), "timing.jsonl: is not as this program writes it (line 1: version is 2; ")
+    (run / "timing.jsonl").write_text(ours.replace('"seconds"', '"hours"', 1) + "\n")
+    refused(report("--report", run), "timing.jsonl: is not as this program writes it (line 1: ")
+    (run / "timing.jsonl").unlink()
+    (run / "report.json").write_text('{"format": "pipedream-report", "version": 2}')
+    refused(report("--report", run), "report.json: is not as this program writes it (version is 2; this program reads ")
+
+
+def test_a_run_that_goes_on_leaves_lines_of_another_version_out(plan: Plan) -> None:
+    lines = [timing_line(plan, epoch, workers(), True) for epoch in range(3)]
+    other = lines[0].replace('"version": 1', '"version": 2')
+    assert lines_before([other, *lines[1:]], 2) == lines[1:2]
 
 
 def test_what_does_not_go_with_report_is_refused(tmp_path: Path, plan: Plan) -> None:
     run = write_run(tmp_path / "run", plan, [0.5])
-    refused(report("--report", run, "--epochs", 3), "--epochs means nothing with --report")
-    for result in (report(run), report("--output", tmp_path)):
+    wrong = report("--report", run, "--plan", "plan.json")
+    assert "--plan means nothing with --report, which trains nothing; leave it out." in wrong.stderr
+    for result in (wrong, report(run), report("--output", tmp_path)):
         assert result.exit_code == 2
         assert "--report" in result.stderr
     refused(report("--report", run, "--target-metric", 3), "a validation's accuracy is at most 1")

@@ -341,7 +341,7 @@ def test_a_run_prints_plain_lines_and_writes_its_files(tmp_path: Path, monkeypat
         "report.json", *logs
     }  # fmt: skip
     report = json.loads((run / "report.json").read_text())
-    assert report["config"] == "2-1"
+    assert (report["format"], report["version"], report["config"]) == ("pipedream-report", 1, "2-1")
     assert report["device"] == "cpu"
     assert report["torch"] == torch.__version__
     assert report["options"] == {

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from pd_format.errors import FormatError, UserError
 
-__all__ = ["Record", "Rows", "read_record", "read_text", "write_record", "write_text"]
+__all__ = ["Record", "Rows", "header_problem", "read_record", "read_text", "write_record", "write_text"]
 
 
 class Record(BaseModel):
@@ -203,15 +203,22 @@ def _shown(value: Any) -> str:
 
 
 def _check_header(path: Path, value: Any, format_name: str, version: int) -> None:
+    problem = header_problem(value, format_name, version)
+    if problem is not None:
+        advice = " Make the file anew." if isinstance(value, dict) and value.get("format") == format_name else ""
+        raise FormatError(f"{path}: {problem}.{advice}")
+
+
+def header_problem(value: Any, format_name: str, version: int) -> str | None:
+    """What is wrong with the format and version that a JSON value says it has; None where nothing is."""
     if not isinstance(value, dict):
-        raise FormatError(f"{path}: holds a {type(value).__name__}; expected an object of format {format_name!r}.")
+        return f"holds a {type(value).__name__}; expected an object of format {format_name!r}"
     if value.get("format") != format_name:
-        raise FormatError(f"{path}: format is {_shown(value.get('format'))}; expected {format_name!r}.")
+        return f"format is {_shown(value.get('format'))}; expected {format_name!r}"
     found = value.get("version")
     if found != version or isinstance(found, bool):
-        raise FormatError(
-            f"{path}: version is {_shown(found)}; this program reads version {version}. Make the file anew."
-        )
+        return f"version is {_shown(found)}; this program reads version {version}"
+    return None
 
 
 def _first_problem(error: ValidationError, value: Any) -> str:

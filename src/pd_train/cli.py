@@ -6,12 +6,9 @@ from typing import Any
 
 import click
 import cloup
-from click.core import ParameterSource
 
-from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
-from pd_train.emulation import refuse_options
-from pd_train.evaluation import check_evaluation
+from pd_train.evaluation import check_emulating, check_evaluation
 from pd_train.event_files import check_tensorboard
 from pd_train.events import Note
 from pd_train.farewell import Farewell
@@ -19,6 +16,7 @@ from pd_train.option_groups import TwoHelps, takes_options
 from pd_train.outcome import failures_as_messages, way_back
 from pd_train.run_folder import clear_logs, continue_run, held, make_run_folder, write_options
 from pd_train.settling import remarks, settle
+from pd_train.usage import typed_options
 
 __all__ = ["main"]
 
@@ -58,11 +56,11 @@ def main(**given: Any) -> None:
         if reported or output is not None:
             from pd_train.show_report import report_runs
 
-            return report_runs(reported, output, given, _typed(click.get_current_context()))
+            return report_runs(reported, output, given, typed_options(click.get_current_context()))
         if given.pop("measure_network"):
             from pd_train.network_run import measure_network
 
-            return measure_network(given, _typed(click.get_current_context()) - {"measure_network"}, farewell)
+            return measure_network(given, typed_options(click.get_current_context()) - {"measure_network"}, farewell)
         _run(given, farewell)
 
 
@@ -74,9 +72,9 @@ def _run(given: dict[str, Any], farewell: Farewell) -> None:
     dry_run = given.pop("dry_run")
     emulate, time_scale, quiet = given.pop("emulate"), given.pop("time_scale"), given.pop("quiet")
     if emulate is not None:
-        refuse_options(_typed(click.get_current_context()), given["sync"])
-    elif "time_scale" in _typed(click.get_current_context()):
-        raise UserError("--time-scale belongs to --emulate; leave it out or add that.")
+        check_emulating(given["sync"])
+    elif "time_scale" in typed_options(click.get_current_context()):
+        raise click.UsageError("--time-scale belongs to --emulate PROFILE; add that, or leave it out.")
     if given["resume"] is not None:
         given = continue_run(given, click.get_current_context())
     settled = settle({**given, "emulate": emulate, "time_scale": time_scale}, Farewell() if dry_run else farewell)
@@ -100,8 +98,3 @@ def _run(given: dict[str, Any], farewell: Farewell) -> None:
 
             said += remarks(options, given)
             train_and_show(options, identity, said, given["max_restarts"], farewell, quiet, tensorboard)
-
-
-def _typed(context: click.Context) -> set[str]:
-    """The names of the options that are on the command line."""
-    return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}

@@ -15,35 +15,7 @@ from pd_format.plan import Plan
 from pd_format.profile import LayerProfile, Profile
 from pd_train.check import cover_layers
 
-__all__ = ["Emulation", "Pace", "check_emulation", "default_minibatches", "layers_of", "pace_of", "refuse_options"]
-
-_MEANINGLESS = {
-    "data": "it reads no data",
-    "resume": "it keeps no checkpoint",
-    "init_from": "it has no weights",
-    "evaluate_only": "it has no weights",
-    "epochs": "--minibatches says how long it runs",
-    "optimizer": "it updates nothing",
-    "lr": "it updates nothing",
-    "momentum": "it updates nothing",
-    "weight_decay": "it updates nothing",
-    "lr_schedule": "it updates nothing",
-    "lr_scaling": "it updates nothing",
-    "clip_stage_grad_norm": "its gradients have no norm",
-    "clip_grad_norm": "its gradients have no norm",
-    "precision": "times and bytes are the profile's",
-    "drop_last": "all its minibatches are whole",
-    "loader_workers": "it reads no data",
-    "skip_corrupt": "it reads no data",
-    "metric": "it has no result to judge",
-    "target_metric": "it has no result to judge",
-    "target_accuracy": "it has no result to judge",
-    "device": "it computes on none",
-    "measure_memory": "it holds no activations",
-    "checkpoint_every": "it keeps no checkpoint",
-    "keep": "it keeps no checkpoint",
-    "max_restarts": "it keeps no checkpoint",
-}
+__all__ = ["Emulation", "Pace", "check_emulation", "default_minibatches", "layers_of", "pace_of"]
 
 
 @dataclass(frozen=True)
@@ -76,25 +48,6 @@ class Pace:
     """Of the steady state."""
     predicted_minibatch_ms: float
     """By the plan's cost model."""
-
-
-def refuse_options(typed: set[str], sync: str | None) -> None:
-    """Refuse options that mean nothing where nothing is computed.
-
-    Args:
-        typed: names of the options on the command line.
-        sync: `--sync`.
-
-    Raises:
-        UserError: naming one.
-    """
-    for name, reason in _MEANINGLESS.items():
-        if name in typed:
-            raise UserError(
-                f"--{name.replace('_', '-')} means nothing with --emulate: {reason}. Leave one of them out."
-            )
-    if sync == "asp":
-        raise UserError("--sync asp is not emulated: what it loses is in the learning. Use overlap or bsp.")
 
 
 def check_emulation(plan: Plan, profile: Profile, where: str) -> None:

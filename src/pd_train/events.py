@@ -16,6 +16,8 @@ from pd_train.emulation import Pace
 __all__ = [
     "EMULATION",
     "OF_LAST_START",
+    "REPORT_FORMAT",
+    "REPORT_VERSION",
     "Activity",
     "Emulated",
     "EpochEnded",
@@ -195,6 +197,8 @@ class RunEnded:
     """Over all epochs; None where there is none."""
 
 
+REPORT_FORMAT, REPORT_VERSION = "pipedream-report", 1
+"""Of report.json, of whatever kind of run."""
 OF_LAST_START = (
     "mean_staleness",
     "most_staleness",

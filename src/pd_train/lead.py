@@ -24,6 +24,8 @@ from pd_train.emulation import Emulation, pace_of
 from pd_train.events import (
     EMULATION,
     OF_LAST_START,
+    REPORT_FORMAT,
+    REPORT_VERSION,
     Activity,
     Emulated,
     EpochEnded,
@@ -363,6 +365,8 @@ class Lead:
         """Write report.json, tell of the end, and let all workers go."""
         skipped = sorted({path for one in everyone for path in one.skipped_files})
         report = {
+            "format": REPORT_FORMAT,
+            "version": REPORT_VERSION,
             "config": self._options.plan.config,
             **asdict(ended),
             "skipped_files": skipped,

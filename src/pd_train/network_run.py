@@ -17,6 +17,7 @@ from pd_train.check import check_network
 from pd_train.farewell import Farewell
 from pd_train.host import is_here
 from pd_train.options import RunOptions
+from pd_train.usage import refuse_beside
 from pd_train.whoami import find_identity
 
 __all__ = ["measure_network"]
@@ -36,12 +37,11 @@ def measure_network(given: Mapping[str, Any], typed: set[str], farewell: Farewel
         farewell: says goodbye to other hosts.
 
     Raises:
-        UserError: an option means nothing here, or the workers cannot be started as for a run.
+        click.UsageError: an option means nothing here.
+        UserError: the workers cannot be started as for a run.
     """
     for name in sorted(typed - _TAKEN):
-        raise UserError(
-            f"--{name.replace('_', '-')} means nothing with --measure-network, which trains nothing; leave it out."
-        )
+        refuse_beside("--measure-network", name, "which trains nothing")
     path: Path = given["plan_path"]
     if not path.exists():
         raise UserError(f"--plan {path}: there is no such file; make one with pd-plan, or name another.")

@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from pd_format.errors import UserError
+from pd_format.jsonfile import header_problem
 from pd_format.plan import Plan, read_plan
 from pd_train.bottleneck import Setting
-from pd_train.events import EpochMetrics, RunEnded
+from pd_train.events import REPORT_FORMAT, REPORT_VERSION, EpochMetrics, RunEnded
 from pd_train.metrics import METRICS, default_metric
 from pd_train.options import RESTARTS
 from pd_train.report import performance_of, rate_of
@@ -53,12 +54,16 @@ def read_run(folder: Path, target: float | None = None) -> PastRun:
         target: value of the run's metric to look for, instead of the one that it was to reach.
 
     Raises:
-        UserError: the folder holds no run, or a file in it is damaged.
+        UserError: the folder holds no run, or a file in it is damaged or of another version.
     """
     if not (folder / "plan.json").exists():
         raise UserError(f"{folder}: holds no run (there is no plan.json in it); name a run's folder, as runs/NAME.")
     plan = read_plan(folder / "plan.json")
     report = _object(folder / "report.json")
+    if report is not None:
+        problem = header_problem(report, REPORT_FORMAT, REPORT_VERSION)
+        if problem is not None:
+            raise _damaged(folder / "report.json", ValueError(problem))
     if report is not None and "validation_loss" in report:
         raise UserError(f"{folder}: holds an evaluation, which trained nothing; its report.json has all figures.")
     options = _options(folder, report)
@@ -199,4 +204,4 @@ def _damaged(path: Path, error: ValueError) -> UserError:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         text = f"{'.'.join(map(str, first['loc'])) or 'the text'}: {first['msg']}"
-    return UserError(f"{path}: is damaged, or of another version ({text}); leave that run out.")
+    return UserError(f"{path}: is not as this program writes it ({text}); leave that run out.")

@@ -136,9 +136,7 @@ def draw_timeline(run: PastRun, folder: Path) -> list[Path]:
     try:
         rows = _rows(json.loads(path.read_text()), run)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"{path}: is damaged, or of another version ({error!r}); remove it for pictures without."
-        ) from None
+        raise UserError(f"{path}: is damaged ({error!r}); remove it for pictures without.") from None
     if not any(rows.values()):
         return []
     begin, end = _window(run, rows)

@@ -16,6 +16,7 @@ from pd_train.metrics import METRICS
 from pd_train.past_run import PastRun, read_run
 from pd_train.run_table import print_run_table
 from pd_train.terminal import open_console
+from pd_train.usage import refuse_beside
 
 __all__ = ["report_runs", "show_report"]
 
@@ -32,8 +33,8 @@ def report_runs(folders: Sequence[Path], output: Path | None, given: Mapping[str
         typed: those on the command line.
 
     Raises:
-        click.UsageError: `--report` is missing.
-        UserError: an option means nothing here, or see `show_report`.
+        click.UsageError: `--report` is missing, or an option means nothing here.
+        UserError: see `show_report`.
     """
     if "report" not in typed:
         if not folders:
@@ -42,7 +43,7 @@ def report_runs(folders: Sequence[Path], output: Path | None, given: Mapping[str
             f"Got unexpected extra argument ({folders[0]}): a plan follows --plan, folders of runs follow --report."
         )
     for name in sorted(typed - _TAKEN):
-        raise UserError(f"--{name.replace('_', '-')} means nothing with --report, which trains nothing; leave it out.")
+        refuse_beside("--report", name, "which trains nothing")
     show_report(folders, output, given["target_metric"], given["target_accuracy"])
 
 

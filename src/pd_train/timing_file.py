@@ -1,6 +1,7 @@
 """timing.jsonl: an object an epoch, with what each worker did with its time; it outlives restarts of the run.
 
-    {"epoch": 0, "config": "2-1", "first_layers": ["0", "7"], "share_cores": true, "workers": [{...}, {...}, {...}]}
+    {"format": "pipedream-timing", "version": 1, "epoch": 0, "config": "2-1", "first_layers": ["0", "7"],
+     "share_cores": true, "workers": [{...}, {...}, {...}]}
 
 A run may go on by another plan, whose stages are other ones: each line names the plan's. `share_cores` says that
 workers which compute on a CPU ran beside others on its machine.
@@ -12,6 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from pd_format.jsonfile import header_problem
 from pd_format.plan import Plan
 from pd_train.timing import WorkerTiming
 
@@ -19,6 +21,8 @@ __all__ = ["TIMING", "Timings", "lines_before", "timing_line", "timings_of"]
 
 TIMING = "timing.jsonl"
 """In a run's folder."""
+_FORMAT, _VERSION = "pipedream-timing", 1
+"""Of each line."""
 
 
 class Timings(NamedTuple):
@@ -33,12 +37,22 @@ class Timings(NamedTuple):
 def timing_line(plan: Plan, epoch: int, workers: Sequence[WorkerTiming], share_cores: bool) -> str:
     """The line of an epoch; one timing a worker, by rank."""
     plain = [timing.plain() for timing in workers]
-    return json.dumps({"epoch": epoch, **_mark(plan), "share_cores": share_cores, "workers": plain})
+    return json.dumps(
+        {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "epoch": epoch,
+            **_mark(plan),
+            "share_cores": share_cores,
+            "workers": plain,
+        }
+    )
 
 
 def lines_before(lines: Iterable[str], epoch: int) -> list[str]:
-    """Those of epochs before this one."""
-    return [line for line in lines if json.loads(line)["epoch"] < epoch]
+    """Those of epochs before this one, without lines of another version, which nothing here reads."""
+    read = [(line, json.loads(line)) for line in lines]
+    return [line for line, one in read if header_problem(one, _FORMAT, _VERSION) is None and one["epoch"] < epoch]
 
 
 def timings_of(lines: Iterable[str], plan: Plan) -> Timings:
@@ -52,6 +66,9 @@ def timings_of(lines: Iterable[str], plan: Plan) -> Timings:
     for number, line in enumerate(lines, 1):
         try:
             one = json.loads(line)
+            problem = header_problem(one, _FORMAT, _VERSION)
+            if problem is not None:
+                raise ValueError(problem)
             is_ours = {name: one[name] for name in _mark(plan)} == _mark(plan)
             if is_ours:
                 share_cores = one["share_cores"] is True
