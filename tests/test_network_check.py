@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,10 +22,13 @@ from namespaces import needs_namespaces, network_of
 from pd_format.hosts import place_workers, read_hosts
 from pd_format.jsonfile import write_record
 from pd_format.plan import Host, Plan
+from pd_train import network_check
 from pd_train.cli import main
-from pd_train.events import LinkFigures, NetworkMeasured
-from pd_train.network_check import links_of, network_problem
-from pd_train.network_table import advice, planning_bps
+from pd_train.control import WorkerSetup
+from pd_train.duties import Company
+from pd_train.events import Event, LinkFigures, NetworkMeasured, from_plain, to_plain
+from pd_train.network_check import Link, MeasuringNetwork, links_of, network_problem
+from pd_train.network_table import advice, planning_bps, print_network_table
 from pd_train.routing import place_of
 from pd_train.wire import Message
 from test_checkpoint import options_of
@@ -78,6 +87,47 @@ def test_the_advice_is_a_figure_that_pd_plan_takes(tmp_path: Path) -> None:
     assert said(9.41).endswith("--bandwidth 9.4mbps")
     here = plan.model_copy(update={"hosts": ()})
     assert advice(here, NetworkMeasured((LinkFigures(0, 1, "", 1, 1.0, 1.0, 1.0),))).startswith("All workers are on")
+
+
+def test_of_many_links_so_many_are_measured_alone_as_take_20_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage of 8 has 56; the table says which were not."""
+    measured: list[tuple[int, float]] = []
+    told: list[Event] = []
+
+    class Conductor:
+        def __init__(self, company: object, workers: int) -> None:
+            pass
+
+        def measure(self, links: Sequence[Link], seconds: float) -> list[tuple[float, float]]:
+            measured.append((len(links), seconds))
+            return [(8e6 if len(links) == 1 else 2e6, 0.001)] * len(links)
+
+        def end(self) -> None:
+            pass
+
+    monkeypatch.setattr(network_check, "_Conductor", Conductor)
+    plan = plan_for(tmp_path, "8")
+    duty = MeasuringNetwork(
+        WorkerSetup(dataclasses.replace(options_of(tmp_path, "8"), plan=plan), 0, "127.0.0.1", 0, 0, 8)
+    )
+    duty._lead(cast(Company, SimpleNamespace(tell=told.append)))
+    assert measured == [(1, 0.5)] * 40 + [(56, 3.0)]
+    note, figures = told
+    assert "measuring 56 links, 40 of them alone and all at once, in about 23 s" in str(note)
+    assert isinstance(figures, NetworkMeasured)
+    alone = [link for link in figures.links if link.alone_bps is not None]
+    assert (
+        Counter(link.sender for link in alone) == Counter(link.receiver for link in alone) == dict.fromkeys(range(8), 5)
+    )
+    assert planning_bps(figures) == 8e6, "of which seven links share 14e6 at once"
+    assert from_plain(*to_plain(figures)) == figures
+    stream = io.StringIO()
+    print_network_table(plan, figures, stream)
+    lines = stream.getvalue().splitlines()
+    assert any("16 of 56 links were not measured alone" in line for line in lines)
+    assert sum(line.count(" - ") == 2 for line in lines) == 16
 
 
 def test_what_no_measurement_has_is_refused(tmp_path: Path) -> None:

@@ -255,11 +255,12 @@ class LinkFigures:
     what: str
     """That it carries in a run."""
     message_bytes: int
-    alone_bps: float
+    alone_bps: float | None
+    """None where there were too many links to measure this one alone too."""
     at_once_bps: float
     """While all other links were in use."""
-    latency_ms: float
-    """Half of the way there and back."""
+    latency_ms: float | None
+    """Half of the way there and back, while no link was in use; None as `alone_bps`."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Measures the links that a plan uses, over the real transport and with messages of the sizes that a run sends.
 
-Rank 0 has each link measured alone, one after the other, and then all of them at once, which is what a run does:
+Rank 0 has each link measured alone, one after the other, and then all of them at once, which is what a run does. Of
+many links, it has only so many measured alone as take 20 s:
 
     rank 0      measure: these links of yours, for so long   -->  sender
     sender      probe: some messages under way all the time  -->  receiver
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +35,7 @@ from pd_train.recorder import Recorder
 from pd_train.routing import Place
 from pd_train.wire import Message
 
-__all__ = ["Link", "MeasuringNetwork", "links_of", "network_problem"]
+__all__ = ["Link", "MeasuringNetwork", "links_alone", "links_of", "network_problem"]
 
 _LEAST_BYTES = 64 << 10
 """Of a message: smaller ones measure the programs rather than the network."""
@@ -44,6 +46,7 @@ _PINGS = 11
 _ALONE_S = 1.0
 _ALONE_IN_ALL_S = 20.0
 _LEAST_S = 0.5
+_MOST_ALONE = int(_ALONE_IN_ALL_S / _LEAST_S)
 _AT_ONCE_S = 3.0
 
 
@@ -78,6 +81,18 @@ def links_of(plan: Plan) -> list[Link]:
             found += [Link(a, b, "activations", cut) for a, b in pairs]
             found += [Link(b, a, "gradients", cut) for a, b in pairs]
     return found
+
+
+def links_alone(links: Sequence[Link]) -> list[Link]:
+    """Those to measure alone, in their order: all, or as many as there is time for, spread evenly over the workers."""
+    used = Counter[tuple[str, int]]()
+    left, found = list(links), set[Link]()
+    while left and len(found) < _MOST_ALONE:
+        link = min(left, key=lambda link: used["sends", link.sender] + used["receives", link.receiver])
+        used.update([("sends", link.sender), ("receives", link.receiver)])
+        left.remove(link)
+        found.add(link)
+    return [link for link in links if link in found]
 
 
 def _cut_bytes(plan: Plan) -> int:
@@ -168,16 +183,21 @@ class MeasuringNetwork:
 
     def _lead(self, company: Company) -> None:
         links = links_of(self._plan)
-        seconds = max(_LEAST_S, min(_ALONE_S, _ALONE_IN_ALL_S / len(links)))
-        duration = seconds * len(links) + _AT_ONCE_S
-        company.tell(Note(f"measuring {len(links)} links, alone and all at once, in about {duration:.0f} s"))
+        by_themselves = links_alone(links)
+        seconds = min(_ALONE_S, _ALONE_IN_ALL_S / len(by_themselves))
+        duration = seconds * len(by_themselves) + _AT_ONCE_S
+        which = "alone" if len(by_themselves) == len(links) else f"{len(by_themselves)} of them alone"
+        company.tell(Note(f"measuring {len(links)} links, {which} and all at once, in about {duration:.0f} s"))
         conductor = _Conductor(company, self._plan.workers)
-        alone = [conductor.measure([link], seconds)[0] for link in links]
+        alone = {link: conductor.measure([link], seconds)[0] for link in by_themselves}
         at_once = conductor.measure(links, _AT_ONCE_S)
-        figures = (
-            LinkFigures(link.sender, link.receiver, link.what, link.size, alone_bps, at_once_bps, latency_s * 1000)
-            for link, (alone_bps, latency_s), (at_once_bps, _) in zip(links, alone, at_once, strict=True)
-        )
+        figures = []
+        for link, (at_once_bps, _) in zip(links, at_once, strict=True):
+            alone_bps, latency_s = alone.get(link, (None, None))
+            latency_ms = None if latency_s is None else latency_s * 1000
+            figures.append(
+                LinkFigures(link.sender, link.receiver, link.what, link.size, alone_bps, at_once_bps, latency_ms)
+            )
         company.tell(NetworkMeasured(tuple(figures)))
         conductor.end()  # After that the others leave, and would not hear of the figures.
 

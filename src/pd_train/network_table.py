@@ -11,7 +11,7 @@ from pd_format.plan import Plan
 from pd_format.units import format_bytes, format_ms
 from pd_train.events import NetworkMeasured
 from pd_train.host import is_loopback
-from pd_train.terminal import open_console
+from pd_train.terminal import UNKNOWN, open_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,13 +24,16 @@ def planning_bps(measured: NetworkMeasured) -> float:
 
     A link alone has both of its ends to itself. While all links are in use, each end shares its card among its links,
     which is no loss: the busier end of a link still sends, or takes, what its card carries. What both ends fall short
-    of is lost between them, as at a switch that many share.
+    of is lost between them, as at a switch that many share. Of a link that was not measured alone this is all that is
+    known.
     """
     out, into = Counter[int](), Counter[int]()
     for link in measured.links:
         out[link.sender] += link.at_once_bps  # type: ignore[assignment]
         into[link.receiver] += link.at_once_bps  # type: ignore[assignment]
-    return min(min(link.alone_bps, max(out[link.sender], into[link.receiver])) for link in measured.links)
+    busy = (max(out[link.sender], into[link.receiver]) for link in measured.links)
+    alone = (link.alone_bps for link in measured.links if link.alone_bps is not None)
+    return min(*busy, *alone)
 
 
 def advice(plan: Plan, measured: NetworkMeasured) -> str:
@@ -66,6 +69,10 @@ def network_table(plan: Plan, measured: NetworkMeasured) -> Table:
 
     title = f"Links of the plan {plan.config}; it was made for {_rate(plan.bandwidth_bps)}"
     table = Table(title=title, title_justify="left", title_style="bold")
+    left_out = sum(link.alone_bps is None for link in measured.links)
+    if left_out:
+        table.caption = f"{left_out} of {len(measured.links)} links were not measured alone, which would take too long"
+        table.caption_justify = "left"
     for column in ("from", "to", "carries", "a message", "alone", "all at once", "latency"):
         table.add_column(column, overflow="fold", justify="left" if column in ("from", "to", "carries") else "right")
     for link in measured.links:
@@ -74,9 +81,9 @@ def network_table(plan: Plan, measured: NetworkMeasured) -> Table:
             _name(plan, link.receiver),
             link.what,
             format_bytes(link.message_bytes),
-            _rate(link.alone_bps),
+            UNKNOWN if link.alone_bps is None else _rate(link.alone_bps),
             _rate(link.at_once_bps),
-            format_ms(link.latency_ms),
+            UNKNOWN if link.latency_ms is None else format_ms(link.latency_ms),
         )
     return table
 
