@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import zmq
@@ -31,6 +32,8 @@ _CURVE_BYTES = 64
 _HANDSHAKE_MS = 30_000
 """After which a connection that has not finished its handshake is closed. The thread that answers for the key starts
 once all workers of its host listen, and who comes much earlier tries again."""
+_BROKEN_ENOUGH = 10
+"""Handshakes with a peer that broke off, one about every 0.1 s. One that is merely slow takes 30 s to do so."""
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED | zmq.EVENT_DISCONNECTED
@@ -60,6 +63,11 @@ class Handshakes:
         self._met: set[int] = set()
         self._unmet: dict[int, int] = {}
         """The last event of each handshake that failed, by peer."""
+        self._broken = Counter[int]()
+        """How often a handshake broke off, by peer."""
+        self._mismatches = 0
+        """Of others that connected: they use a key and this worker does not, or the other way round."""
+        self._given_up: set[int] = set()
         self._zap: zmq.Socket[bytes] | None = None
         if key is not None:  # Before there is a socket that somebody could connect to.
             self._zap = context.socket(zmq.REP)
@@ -122,6 +130,7 @@ class Handshakes:
             self._note_peer(rank, happened["event"], happened["value"])
         # Of a client with another key `_answer` knows more.
         elif happened["event"] & _FAILED and happened["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._mismatches += happened["value"] == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
             self._note_stranger(_reason(happened["event"], happened["value"]))
 
     def _answer(self, zap: zmq.Socket[bytes]) -> None:
@@ -148,13 +157,25 @@ class Handshakes:
             if rank not in self._unmet:
                 log.warning("no handshake with worker %d so far: %s", rank, _reason(event, value))
             self._unmet[rank] = event
-        elif self._unmet.get(rank) != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            # libzmq tries again only where the connection broke off; what answers in another way would do so again.
+            self._broken[rank] += 1
+        elif rank not in self._given_up and self._is_hopeless(rank):
+            self._given_up.add(rank)
             other = "one that was given a --key" if self._key is None else "one that was given no --key"
             self._failed(
                 f"what listens at the address of worker {rank} is {other}, or no pd-train at all; give all hosts the "
                 "same key file, and see that nothing else uses the port."
             )
+
+    def _is_hopeless(self, rank: int) -> bool:
+        """Whether a handshake that failed would do so again.
+
+        libzmq tries again only where the connection broke off; what answers in another way would do so again. Where
+        one side uses a key and the other does not, whoever reads the other's greeting first breaks off, which is
+        mostly the one that listens: it sees the mismatch, and the one that connects sees it once in many tries.
+        """
+        if self._unmet.get(rank) != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            return True
+        return self._mismatches > 0 and self._broken[rank] >= _BROKEN_ENOUGH
 
 
 def _reason(event: int, value: int) -> str:
