@@ -159,6 +159,24 @@ def test_an_emulated_run_has_times_but_no_results(tmp_path: Path, plan: Plan) ->
     assert not {"best validation accuracy", "throughput", "training time"} & rows.keys()
 
 
+@pytest.mark.usefixtures("no_matplotlib")
+def test_of_a_plan_that_compresses_data_parallelism_compresses_as_well(tmp_path: Path, plan: Plan) -> None:
+    run = write_run(tmp_path / "run", plan.model_copy(update={"compress_gradients": "onebit"}), [0.5])
+    rows = rows_of(report("--report", run).stdout)
+    assert rows["data parallelism, computed"].startswith("1 MB on 3 machines, compressed likewise; this run sent ")
+    plain = rows_of(report("--report", write_run(tmp_path / "plain", plan, [0.5])).stdout)
+    assert plain["data parallelism, computed"].startswith("1 MB on 3 machines; this run sent ")
+
+
+def test_stopped_while_it_reports_it_says_nothing_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(folder: Path, target: float | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pd_train.show_report.read_run", stop)
+    result = report("--report", tmp_path)
+    assert (result.exit_code, result.stderr) == (130, "Stopped by SIGINT.\n")
+
+
 def test_lines_of_another_plan_are_left_out(plan: Plan) -> None:
     other = plan_of("kit:K1", [InputSpec(name="input", shape=(4, 16), dtype="float32")], "1-2", ["1"])
     lines = [timing_line(other, 0, workers(), True), timing_line(plan, 1, workers(), True)]

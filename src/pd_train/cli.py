@@ -51,9 +51,11 @@ def main(**given: Any) -> None:
     if given["evaluate_only"]:
         check_evaluation(given["init_from"])
     farewell = Farewell()
-    with failures_as_messages(farewell):
-        reported, output = (*given.pop("report"), *given.pop("more")), given.pop("output")
-        if reported or output is not None:
+    reported, output = (*given.pop("report"), *given.pop("more")), given.pop("output")
+    reports = bool(reported) or output is not None
+    writes = not (reports or given["dry_run"] or given["measure_network"])
+    with failures_as_messages(farewell, writes):
+        if reports:
             from pd_train.show_report import report_runs
 
             return report_runs(reported, output, given, typed_options(click.get_current_context()))

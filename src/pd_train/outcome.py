@@ -30,7 +30,13 @@ def way_back(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failures_as_messages(farewell: Farewell) -> Iterator[None]:
+def failures_as_messages(farewell: Farewell, writes: bool = True) -> Iterator[None]:
+    """End with a message and an exit code.
+
+    Args:
+        farewell: says goodbye to other hosts.
+        writes: whether what is done writes a run's files, which a person who stops it wonders about.
+    """
     from pd_train.launch import Stopped
 
     try:
@@ -41,11 +47,11 @@ def failures_as_messages(farewell: Farewell) -> Iterator[None]:
         farewell.say(str(error))
         sys.exit(failure.exit_code)
     except Stopped as error:
-        _say_stopped(str(error), error.signum)
+        _say_stopped(str(error), error.signum, writes)
     except KeyboardInterrupt:  # Before the workers started, or after they ended.
-        _say_stopped("Stopped by SIGINT", signal.SIGINT)
+        _say_stopped("Stopped by SIGINT", signal.SIGINT, writes)
 
 
-def _say_stopped(text: str, signum: int) -> NoReturn:
-    click.echo(f"{text}; the files written so far are whole.", err=True)
+def _say_stopped(text: str, signum: int, writes: bool) -> NoReturn:
+    click.echo(f"{text}; the files written so far are whole." if writes else f"{text}.", err=True)
     sys.exit(128 + signum)

@@ -80,6 +80,8 @@ def run_table(
     table.add_row("sent a minibatch", UNKNOWN if sent is None else f"{format_bytes(sent)}, all workers together")
     baseline = plan.predicted.data_parallel_bytes_per_minibatch
     text = f"{format_bytes(baseline)} on {count_text(plan.machines, 'machine')}"
+    if plan.compress_gradients is not None:
+        text += ", compressed likewise"
     if sent is not None and baseline > 0:
         per_cent = round(100 * (1 - sent / baseline))
         difference = f"{abs(per_cent)} % {'less' if per_cent > 0 else 'more'}" if per_cent else "as much"
