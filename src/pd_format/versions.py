@@ -21,7 +21,7 @@ from itertools import takewhile
 
 from pd_format.schedule import work_order
 
-__all__ = ["Mode", "StageVersions", "lag_of", "least_group", "sets_needed", "stage_versions"]
+__all__ = ["Mode", "StageVersions", "default_sync", "lag_of", "least_group", "sets_needed", "stage_versions"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Mode:
     def is_naive(self) -> bool:
         """Whether a backward pass meets the newest weights rather than those of its forward pass."""
         return self.flush is None and self.weights == "none"
+
+
+def default_sync(stages: int) -> str:
+    """How pd-train synchronises replicas unless told otherwise: in step where there is one stage, else overlapped."""
+    return "bsp" if stages == 1 else "overlap"
 
 
 def lag_of(replicas: int, sync: str) -> int:

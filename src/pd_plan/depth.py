@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pd_format.errors import UserError
 from pd_format.profile import LayerProfile
 from pd_format.schedule import find_deadlock, paper_depths
-from pd_format.versions import Mode, stage_versions
+from pd_format.versions import Mode, default_sync, stage_versions
 from pd_plan.cost import Partition, transfer_ms
 from pd_plan.network import Wiring
 from pd_plan.simulator import StageLoad, effort, parts_of, steady_ms
@@ -51,8 +51,8 @@ class Depths(NamedTuple):
 
 
 def default_mode(stages: int) -> Mode:
-    """How pd-train synchronises by default: in step where there is one stage, overlapped otherwise."""
-    return Mode(sync="bsp" if stages == 1 else "overlap")
+    """Of a run by default."""
+    return Mode(sync=default_sync(stages))
 
 
 def loads_of(layers: Sequence[LayerProfile], partition: Partition, recompute: Sequence[bool] = ()) -> list[StageLoad]:

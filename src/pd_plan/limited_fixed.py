@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from pd_format.errors import UserError
 from pd_format.memory import arrivals_held, held_bytes
-from pd_format.versions import lag_of
+from pd_format.versions import default_sync, lag_of
 from pd_plan import search
 from pd_plan.cluster import Cluster
 from pd_plan.cost import PAPER, Chain, CostModel, Floats, Partition, cut_ms, stage_ms, sync_ms
-from pd_plan.limits import Limit, limited_minibatch_ms, sync_of
+from pd_plan.limits import Limit, limited_minibatch_ms
 from pd_plan.ties import Edges, fewest_bytes
 
 __all__ = ["best_limited_cuts", "cheapest_limited_cuts", "some_cuts"]
@@ -122,7 +122,7 @@ def _stages(
     forward = np.triu(np.ones((len(at), len(at)), dtype=np.bool_), k=1)
     result = []
     for index, (r, w) in enumerate(zip(replicas, depths, strict=True)):
-        lag = lag_of(r, sync_of(len(replicas)))
+        lag = lag_of(r, default_sync(len(replicas)))
         arrivals = arrivals_held(depths[index - 1], replicas[index - 1], r) if index else 0
         sync = sync_ms(weights, np.array(float(r)), cluster.bytes_per_ms, model)
         ways = []

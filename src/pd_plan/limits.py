@@ -16,16 +16,11 @@ import numpy as np
 
 from pd_format.memory import OPTIMIZER_STATES, arrivals_held, held_bytes
 from pd_format.profile import LayerProfile
-from pd_format.versions import lag_of
+from pd_format.versions import default_sync, lag_of
 from pd_plan.cluster import Cluster
 from pd_plan.cost import PAPER, Chain, CostModel, Floats, Partition, cut_ms, stage_ms, sync_ms
 
-__all__ = ["Limit", "Sizes", "limited_compute_ms", "limited_minibatch_ms", "sync_of"]
-
-
-def sync_of(stages: int) -> str:
-    """How pd-train synchronises a plan of so many stages by default."""
-    return "bsp" if stages == 1 else "overlap"
+__all__ = ["Limit", "Sizes", "limited_compute_ms", "limited_minibatch_ms"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,7 @@ class Sizes:
             depths: `in_flight` of each stage.
             recompute: of each stage; empty where none does.
         """
-        sync = sync_of(len(partition.ends))
+        sync = default_sync(len(partition.ends))
         result = []
         for index, ((first, end), replicas) in enumerate(zip(partition.ranges, partition.replicas, strict=True)):
             lag = lag_of(replicas, sync)

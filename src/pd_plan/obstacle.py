@@ -15,9 +15,9 @@ from pd_format.errors import UserError
 from pd_format.memory import held_bytes
 from pd_format.profile import LayerProfile
 from pd_format.units import format_bytes
-from pd_format.versions import lag_of
+from pd_format.versions import default_sync, lag_of
 from pd_plan.cost import Partition
-from pd_plan.limits import Limit, Sizes, sync_of
+from pd_plan.limits import Limit, Sizes
 from pd_plan.text import short_config
 
 __all__ = ["Finder", "Found", "why_none_fits"]
@@ -96,7 +96,7 @@ def _obstacle(layers: Sequence[LayerProfile], sizes: Sizes, found: Found) -> str
     stage = needed.index(max(needed))
     first, end = partition.ranges[stage]
     replicas = partition.replicas[stage]
-    lag = lag_of(replicas, sync_of(len(needed)))
+    lag = lag_of(replicas, default_sync(len(needed)))
 
     def own(layer: int) -> int:
         """What the layer alone makes a worker of the stage hold."""

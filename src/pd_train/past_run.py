@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from pd_format.errors import UserError
 from pd_format.jsonfile import header_problem
 from pd_format.plan import Plan, read_plan
+from pd_format.versions import default_sync
 from pd_train.bottleneck import Setting
 from pd_train.events import REPORT_FORMAT, REPORT_VERSION, EpochMetrics, RunEnded
 from pd_train.metrics import METRICS, default_metric
@@ -167,7 +168,7 @@ def _setting(plan: Plan, options: Mapping[str, Any], emulated: bool, share_cores
         value = options.get(name)
         return value if type(value) is int else None
 
-    sync = options.get("sync") or ("bsp" if len(plan.stages) == 1 else "overlap")
+    sync = options.get("sync") or default_sync(len(plan.stages))
     return Setting(str(sync), whole("flush"), whole("checkpoint_every"), whole("threads"), emulated, share_cores)
 
 

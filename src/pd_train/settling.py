@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pd_format.errors import UserError
 from pd_format.graph_text import read_any_profile
 from pd_format.plan import Host, Plan, read_plan
-from pd_format.versions import Mode
+from pd_format.versions import Mode, default_sync
 from pd_train.check import (
     check_clipping,
     check_compression,
@@ -138,7 +138,7 @@ def settle(given: Mapping[str, Any], farewell: Farewell) -> Settled:
 
 
 def _settle_mode(plan: Plan, given: Mapping[str, Any]) -> Mode:
-    sync = given["sync"] or ("bsp" if len(plan.stages) == 1 else "overlap")
+    sync = given["sync"] or default_sync(len(plan.stages))
     if not given["evaluate_only"]:
         check_purpose(plan)
     return settle_mode(plan, Mode(given["weights"], sync, given["flush"], given["group"]))
