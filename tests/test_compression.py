@@ -31,12 +31,12 @@ from pd_train.checkpoint.part import load_part
 from pd_train.compressed import CompressedTraffic, unpacked
 from pd_train.compressors import get_compressor
 from pd_train.crossing import Crossing
-from pd_train.engine import watch_leaves
 from pd_train.forms import has_form, plan_problem
 from pd_train.options import OptimizerOptions, RunOptions
 from pd_train.routing import place_of
 from pd_train.server import SegmentSize
 from pd_train.sharded import ShardedServer
+from pd_train.torch_engine import watch_leaves
 from pd_train.weights import ParameterSets
 from pd_train.wire import Message, WireError
 from test_checkpoint import assert_same, go_on_from, options_of, run

@@ -19,9 +19,9 @@ from pd_format.layers.values import tensors_in
 from pd_format.profile import InputSpec
 from pd_format.versions import sets_needed
 from pd_train.built import build_stage
-from pd_train.engine import TorchEngine
 from pd_train.launch import launch
 from pd_train.options import OptimizerOptions, RunOptions
+from pd_train.torch_engine import TorchEngine
 from pd_train.weights import ParameterSets
 
 MODELS = str(plans.HERE / "runtime_models.py")

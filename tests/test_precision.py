@@ -24,11 +24,11 @@ from pd_format.layers.values import map_tensors
 from pd_format.profile import InputSpec
 from pd_format.versions import Mode
 from pd_train.check import check_precision, precision_warning
-from pd_train.engine import TorchEngine
 from pd_train.events import Event, Note
 from pd_train.launch import launch
 from pd_train.options import LossScaling, OptimizerOptions, RunOptions
 from pd_train.seeding import epoch_order
+from pd_train.torch_engine import TorchEngine
 from pd_train.wire import Message, decode, encode
 
 MODELS = str(plans.HERE / "training_models.py")

@@ -10,10 +10,10 @@ from pd_format.versions import Mode, stage_versions
 from pd_train.arithmetic import TORCH_ARITHMETIC
 from pd_train.asynchronous import AsynchronousServer
 from pd_train.clipping import Clipping
-from pd_train.engine import watch_leaves
 from pd_train.options import OptimizerOptions
 from pd_train.server import SegmentSize
 from pd_train.sharded import ShardedServer
+from pd_train.torch_engine import watch_leaves
 from pd_train.weights import ParameterSets
 
 SGD = OptimizerOptions("sgd", lr=1.0, momentum=0.0)

@@ -26,8 +26,8 @@ from pd_format.errors import UserError
 from pd_format.jsonfile import write_record
 from pd_format.layers.chain import build_chain
 from pd_format.profile import InputSpec
-from pd_train.check import stage_ranges
 from pd_train.cli import main
+from pd_train.coverage import stage_ranges
 from pd_train.host import available_memory_bytes
 from pd_train.options import RunOptions
 from pd_train.run_folder import held

@@ -19,7 +19,6 @@ from pd_train.built import BuiltStage
 from pd_train.clipping import Clipping
 from pd_train.compute import StageRunner
 from pd_train.crossing import Crossing
-from pd_train.engine import TorchEngine
 from pd_train.gradients import WatchGradients
 from pd_train.inbox import Inbox
 from pd_train.links import Links
@@ -32,6 +31,7 @@ from pd_train.reading import Source
 from pd_train.recorder import Recorder
 from pd_train.server import Send, Server
 from pd_train.sharded import ShardedServer
+from pd_train.torch_engine import TorchEngine
 from pd_train.weights import ParameterSets
 
 __all__ = ["Assembled", "assemble", "choose_device"]

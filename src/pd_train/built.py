@@ -15,7 +15,7 @@ from pd_format.layers.task import Classification, classes_of, get_task, label_sh
 from pd_format.layers.values import map_tensors
 from pd_format.plan import Plan
 from pd_format.versions import StageVersions, sets_needed
-from pd_train.check import stage_ranges
+from pd_train.coverage import stage_ranges
 from pd_train.initial import find_weights, load_weights
 
 __all__ = ["BuiltStage", "build_stage", "made_up"]

@@ -18,7 +18,6 @@ from pd_format.versions import Mode, lag_of, least_group, sets_needed, stage_ver
 from pd_train.host import is_loopback
 
 if TYPE_CHECKING:
-    from pd_format.layers.chain import Chain
     from pd_format.profile import PrecisionName
     from pd_train.options import RunOptions
 
@@ -33,16 +32,11 @@ __all__ = [
     "check_purpose",
     "check_schedule",
     "checkpoint_interval",
-    "cover_layers",
     "optimizer_warning",
     "precision_warning",
     "settle_mode",
-    "stage_ranges",
     "worker_memory_bytes",
 ]
-
-
-_PLAN_ANEW = "Make the plan anew with pd-plan."
 
 
 def check_schedule(plan: Plan, mode: Mode) -> None:
@@ -289,59 +283,3 @@ def optimizer_warning(options: RunOptions) -> str | None:
         f"the plan's memory figures are for {planned}, and {used} keeps more: a worker needs more than the plan says. "
         f"Plan with --optimizer {used} to be sure that it fits."
     )
-
-
-def stage_ranges(plan: Plan, chain: Chain) -> list[tuple[int, int]]:
-    """The first and the last layer of each stage, from 0, checked against the model that was built.
-
-    Raises:
-        UserError: the model is not the plan's, or the stages do not cover its layers once and in order.
-    """
-    from pd_format.layers.fingerprint import compare_fingerprints
-
-    if chain.fingerprint != plan.model.fingerprint:
-        where = compare_fingerprints(plan.model.fingerprint, chain.fingerprint, chain.layers)
-        raise UserError(
-            f"the plan was made for another version of model {plan.model.name}: {where} "
-            "Profile and plan the model anew."
-        )
-    return cover_layers(plan, [layer.name for layer in chain.layers])
-
-
-def cover_layers(plan: Plan, names: Sequence[str]) -> list[tuple[int, int]]:
-    """The first and the last layer of each stage, from 0.
-
-    Args:
-        names: of the model's layers, in order.
-
-    Raises:
-        UserError: the stages do not cover them once and in order.
-    """
-    numbers = {name: number for number, name in enumerate(names)}
-    ranges: list[tuple[int, int]] = []
-    expected = 0
-    for index, stage in enumerate(plan.stages):
-        for field, name in (("first_layer", stage.first_layer), ("last_layer", stage.last_layer)):
-            if name not in numbers:
-                raise UserError(f"stages[{index}].{field}: the model has no layer {name!r}. {_PLAN_ANEW}")
-        first, last = numbers[stage.first_layer], numbers[stage.last_layer]
-        if first != expected:
-            found = "again holds" if first < expected else "leaves out"
-            wanted = names[min(expected, len(names) - 1)]
-            raise UserError(
-                f"stages[{index}].first_layer: {stage.first_layer!r} {found} layers of the model; expected {wanted!r}, "
-                f"so that every layer is in one stage. {_PLAN_ANEW}"
-            )
-        if last - first + 1 != stage.layers:
-            raise UserError(
-                f"stages[{index}].layers: found {stage.layers}; from {stage.first_layer!r} to {stage.last_layer!r} "
-                f"the model has {max(0, last - first + 1)}. {_PLAN_ANEW}"
-            )
-        ranges.append((first, last))
-        expected = last + 1
-    if expected != len(names):
-        raise UserError(
-            f"stages[{len(plan.stages) - 1}].last_layer: the model goes on after {plan.stages[-1].last_layer!r} to "
-            f"{names[-1]!r}; every layer must be in a stage. {_PLAN_ANEW}"
-        )
-    return ranges

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pd_format.errors import UserError
 from pd_format.plan import Plan
 from pd_format.profile import LayerProfile, Profile
-from pd_train.check import cover_layers
+from pd_train.coverage import cover_layers
 
 __all__ = ["Emulation", "Pace", "check_emulation", "default_minibatches", "layers_of", "pace_of"]
 
