@@ -204,7 +204,7 @@ def test_a_folder_without_a_run_and_damaged_files_are_refused(tmp_path: Path, pl
 def test_a_run_that_goes_on_leaves_lines_of_another_version_out(plan: Plan) -> None:
     lines = [timing_line(plan, epoch, workers(), True) for epoch in range(3)]
     other = lines[0].replace('"version": 1', '"version": 2')
-    assert lines_before([other, *lines[1:]], 2) == lines[1:2]
+    assert lines_before([other, "{half a l", "[]", *lines[1:]], 2) == lines[1:2]
 
 
 def test_what_does_not_go_with_report_is_refused(tmp_path: Path, plan: Plan) -> None:

@@ -14,7 +14,7 @@ from pd_format.plan import Plan
 from pd_format.profile import ORIGINAL_FACTORY
 from pd_format.schedule import find_deadlock
 from pd_format.units import format_bytes
-from pd_format.versions import Mode, lag_of, least_group, sets_needed, stage_versions
+from pd_format.versions import Mode, default_sync, lag_of, least_group, sets_needed, stage_versions
 from pd_train.host import is_loopback
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def worker_memory_bytes(plan: Plan, mode: Mode, rank: int) -> int:
     """What a worker needs by the plan, whose figures are for weight stashing; another mode may hold more sets."""
     replicas = [stage.replicas for stage in plan.stages]
     depths = [stage.in_flight for stage in plan.stages]
-    default = Mode(sync="bsp" if len(replicas) == 1 else "overlap")
+    default = Mode(sync=default_sync(len(replicas)))
     stage, _ = plan.stage_of(rank)
     sets = sets_needed(stage_versions(mode, replicas, depths, stage.index))
     planned = sets_needed(stage_versions(default, replicas, depths, stage.index))

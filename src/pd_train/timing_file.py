@@ -50,9 +50,16 @@ def timing_line(plan: Plan, epoch: int, workers: Sequence[WorkerTiming], share_c
 
 
 def lines_before(lines: Iterable[str], epoch: int) -> list[str]:
-    """Those of epochs before this one, without lines of another version, which nothing here reads."""
-    read = [(line, json.loads(line)) for line in lines]
-    return [line for line, one in read if header_problem(one, _FORMAT, _VERSION) is None and one["epoch"] < epoch]
+    """Those of epochs before this one, without damaged ones and those of another version, which nothing here reads."""
+    return [line for line in lines if _is_before(line, epoch)]
+
+
+def _is_before(line: str, epoch: int) -> bool:
+    try:
+        one = json.loads(line)
+        return header_problem(one, _FORMAT, _VERSION) is None and bool(one["epoch"] < epoch)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def timings_of(lines: Iterable[str], plan: Plan) -> Timings:
