@@ -25,17 +25,16 @@ def why_not() -> str | None:
     """Why hosts cannot be built here; None where they can."""
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
         return "needs root and iproute2 for network namespaces"
-    name = f"pdtry{os.getpid()}"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if tried.returncode:
-        return f"network namespaces are not allowed here ({tried.stderr.strip()})"
-    subprocess.run(["ip", "netns", "del", name], check=True)
-    return None
+    try:
+        with network_of(2, "10mbit"):
+            return None
+    except subprocess.CalledProcessError as error:
+        return (
+            f"hosts as network namespaces cannot be built here ({' '.join(map(str, error.cmd))}: {error.stderr or ''})"
+        )
 
 
-_REASON = why_not()
 _NUMBERS = itertools.count()
-needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
 
 
 class Network:
@@ -90,7 +89,9 @@ class Network:
             if self._rate is not None:
                 shape = ("root", "tbf", "rate", self._rate, "burst", "256kb", "latency", self._queue)
                 for place, device in ((name, "eth0"), (self._switch, f"port{host}")):
-                    subprocess.run(["tc", "-n", place, "qdisc", "add", "dev", device, *shape], check=True)
+                    subprocess.run(
+                        ["tc", "-n", place, "qdisc", "add", "dev", device, *shape], check=True, capture_output=True
+                    )
 
     def _remove(self) -> None:
         for name in (*(f"{self._name}h{host}" for host in range(self._hosts)), self._switch):
@@ -117,3 +118,7 @@ def network_of(hosts: int, rate: str | None = None, queue: str = "100ms", frame:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+_REASON = why_not()
+needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))

@@ -279,7 +279,9 @@ class StageRunner:
     def _report(self, segment: Segment, minibatch: int, score: Score) -> None:
         if score.loss is not None and not math.isfinite(score.loss):
             which, advice = "", "training stopped. Try a smaller --lr."
-            if not segment.training:
+            if segment.training and segment.first_of_run + minibatch == 0:
+                advice = "training stopped. No update was made yet: look at data, weights and loss."
+            elif not segment.training:
                 which = "validation "
                 advice = "stopped. Try a smaller --lr if it was trained, else look at the weights and the data."
             raise DivergedError(
