@@ -25,7 +25,7 @@ def patience_s(launched: bool) -> float:
     A launcher starts all programs at once, and each is to hear why the run ends. A person who starts them one by one
     sees the message and starts this one again, while the others wait.
     """
-    return 30.0 if launched else 5.0
+    return 30.0 if launched else 15.0
 
 
 _LAST_WORDS_S = 1.0
