@@ -144,7 +144,11 @@ def test_exit_codes_are_those_of_the_pages(tmp_path: Path) -> None:
     assert [CliRunner().invoke(each, ["--version"]).exit_code for each in PROGRAMS.values()] == [0, 0, 0]
     assert [CliRunner().invoke(each, ["--gone"]).exit_code for each in PROGRAMS.values()] == [2, 2, 2]
     assert CliRunner().invoke(plan, ["--machines", "2", "--bandwidth", "1gbps", "--profile", "gone"]).exit_code == 1
-    code = "import time, pd_plan.cli as c; c._plan = lambda *a: (print('there', flush=True), time.sleep(60)); c.main()"
+    # A shell's background jobs, and all that they start, are given SIGINT as ignored.
+    code = (
+        "import signal, time, pd_plan.cli as c; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "c._plan = lambda *a: (print('there', flush=True), time.sleep(60)); c.main()"
+    )
     for signum, expected in ((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)):
         command = [sys.executable, "-c", code, "--machines", "2", "--bandwidth", "1gbps"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as program:
