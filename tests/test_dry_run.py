@@ -154,3 +154,18 @@ def test_a_run_to_go_on_with_needs_a_checkpoint(tmp_path: Path) -> None:
     result = pd_train("--resume", old, "--dry-run", "--quiet")
     assert result.exit_code == 0, result.output
     assert sorted(old.rglob("*")) == before
+
+
+def test_samples_that_do_not_go_through_the_model_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def data():\n"
+        "    one = TensorDataset(torch.randn(8, 99), torch.zeros(8, dtype=torch.int64))\n"
+        "    return one, one\n"
+    )
+    result = pd_train("--plan", write_plan(tmp_path), "--data", f"{tmp_path / 'odd.py'}:data", "--dry-run")
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert "samples of shape (99,) do not go through the first stage" in said
+    assert "profile with it and plan anew" in said

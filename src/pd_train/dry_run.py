@@ -11,13 +11,18 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
+import torch
+from torch import Tensor
+
 from pd_format.errors import UserError
+from pd_format.layers.stage import StageModule
 from pd_format.layers.task import get_task
 from pd_format.plan import Plan
 from pd_format.units import format_bytes
 from pd_train.assembly import choose_device
 from pd_train.built import build_stage
 from pd_train.check import worker_memory_bytes
+from pd_train.data import Minibatch
 from pd_train.events import Note
 from pd_train.feed import open_data
 from pd_train.host import available_memory_bytes
@@ -116,9 +121,24 @@ def _stage_checks(options: RunOptions) -> Iterator[tuple[str, str]]:
         texts = []
         for part, loader in (("training", training), ("validation", validation)):
             if part == "validation" or not options.evaluate_only:
-                loader.load(0, 0)
+                _try(built.module, loader.load(0, 0), options)
                 texts.append(f"{loader.samples} {part} samples in minibatches of {plan.minibatch_size}")
     yield "data", f"{options.data}: {', '.join(texts)}"
+
+
+def _try(module: StageModule, minibatch: Minibatch, options: RunOptions) -> None:
+    """Run the first stage on two samples: torch knows whether they fit better than any list of shapes."""
+    few = [each[:2] if isinstance(each, Tensor) else each for each in minibatch.inputs]
+    try:
+        with torch.no_grad():
+            module.eval()(*few)
+    except (RuntimeError, ValueError, IndexError) as error:
+        found = ", ".join(str(tuple(each.shape[1:])) for each in few if isinstance(each, Tensor))
+        expected = ", ".join(str(tuple(spec.shape[1:])) for spec in options.plan.inputs)
+        raise UserError(
+            f"--data {options.data}: samples of shape {found} do not go through the first stage ({error}); the plan is "
+            f"for samples of {expected}. Mend the data, or profile with it and plan anew."
+        ) from None
 
 
 def _memory(options: RunOptions) -> str:
