@@ -258,7 +258,7 @@ def scaled(profile: Profile, factor: float) -> Profile:
 def print_ratios(profile: Profile, machines: int) -> None:
     """What the plan gains over bsp by bandwidth and minibatch size: by the paper's cost model, and simulated."""
     print(
-        f"\n{profile.model.name}, {machines} machines, plan over bsp: by the cost model / simulated on duplex links\n"
+        f"\n{profile.model.name}, {machines} machines, plan over bsp: by the cost model / simulated on shared links\n"
     )
     sizes = (1.0, 0.5, 0.25)
     heads = [f"{size:g} of the minibatch" for size in sizes]

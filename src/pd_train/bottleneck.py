@@ -17,9 +17,8 @@ its messages - sets the pace. What takes most of its time beyond the planned com
 Before these, in this order: `unknown` where nothing was timed, `too short` where no steady state came about, `start-up
 and drain` where these two leave workers idle for much of the training, `as planned` and `faster than planned` where
 the measured time of a minibatch agrees with the predicted one or is less, and `many small things` where none of the
-above takes a tenth of the time. Workers that share a machine and compute
-slower than planned are `compute` before anything else. Where no prediction can be compared with and nothing stands out,
-`computing`.
+above takes a tenth of the time. Workers that share a machine and compute slower than planned are `compute` before
+anything else. Where no prediction can be compared with and nothing stands out, `computing`.
 """
 
 from __future__ import annotations

@@ -32,9 +32,8 @@ from pd_train.meeting import COMMON_MARK
 from pd_train.options import RunOptions
 from pd_train.routing import on_the_host_of, place_of
 from pd_train.run_folder import check_run_folder, has_checkpoint, held
-from pd_train.session import layers_text
 from pd_train.settling import Settled
-from pd_train.terminal import UNKNOWN, count_text, open_console
+from pd_train.terminal import UNKNOWN, count_text, layers_text, open_console
 from pd_train.transport import Transport
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pd_format.units import format_bytes
 from pd_train.emulation import Emulation
 from pd_train.events import Emulated
 from pd_train.stage_table import print_stages
-from pd_train.terminal import count_text, open_console, rate_text, seconds_text
+from pd_train.terminal import open_console, plan_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,9 +36,7 @@ def emulation_table(plan: Plan, emulation: Emulation, ended: Emulated, run_dir: 
     table.add_column(overflow="fold")
     pace = ended.emulated
     device = emulation.profile.device.name or "an unnamed device"
-    table.add_row(
-        "plan", f"{plan.config} ({count_text(len(plan.stages), 'stage')}, {count_text(plan.workers, 'worker')})"
-    )
+    table.add_row("plan", plan_text(plan))
     table.add_row("passes wait for", f"the times of {device}, times {pace.time_scale:g}")
     table.add_row("a minibatch, planned", f"{pace.predicted_minibatch_ms:.2f} ms")
     ms = "too short a run to tell; raise --minibatches"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,7 +68,7 @@ def draw_metric(runs: Sequence[PastRun], folder: Path, target: float | None = No
     scale, unit = (100.0, ", %") if metric == "accuracy" else (1.0, "")
     written = []
     for what, label in (("time", "training time, s"), ("epochs", "epochs")):
-        with _figure((6.0, 3.6)) as figure:
+        with _styled_figure((6.0, 3.6)) as figure:
             axes = figure.subplots()
             for number, (run, name) in enumerate(zip(runs, labels_of(runs), strict=True)):
                 x, y = _curve(run, over_time=what == "time")
@@ -142,7 +143,7 @@ def draw_timeline(run: PastRun, folder: Path) -> list[Path]:
     begin, end = _window(run, rows)
     from matplotlib.patches import Patch
 
-    with _figure((10.0, 1.3 + 0.42 * len(rows))) as figure:
+    with _styled_figure((10.0, 1.3 + 0.42 * len(rows))) as figure:
         axes = figure.subplots()
         axes.grid(False, axis="y")
         used: dict[str, str] = {}
@@ -206,26 +207,17 @@ def _window(run: PastRun, rows: Mapping[str, Sequence[_Span]]) -> tuple[float, f
     return min(span.start for span in shown), max(span.start + span.length for span in shown)
 
 
-class _figure:
-    """A figure in the house's style, closed at the end."""
+@contextmanager
+def _styled_figure(size: tuple[float, float]) -> Iterator[Figure]:
+    """A figure of that size in inches, in the house's style while it is drawn and saved."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    def __init__(self, size: tuple[float, float]) -> None:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        self._style = matplotlib.rc_context(_STYLE)
-        self._size = size
-        self._make, self._canvas = Figure, FigureCanvasAgg
-
-    def __enter__(self) -> Figure:
-        self._style.__enter__()
-        figure = self._make(figsize=self._size, layout="constrained")
-        self._canvas(figure)
-        return figure
-
-    def __exit__(self, *error: object) -> None:
-        self._style.__exit__(None, None, None)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
 
 
 def _save(figure: Figure, folder: Path, name: str) -> list[Path]:

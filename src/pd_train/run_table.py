@@ -20,6 +20,7 @@ from pd_train.terminal import (
     loss_text,
     open_console,
     percent_text,
+    plan_text,
     rate_text,
     seconds_text,
     value_text,
@@ -56,8 +57,7 @@ def run_table(
     table = Table(title="Run", title_justify="left", title_style="bold", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
-    stages, workers = count_text(len(plan.stages), "stage"), count_text(plan.workers, "worker")
-    table.add_row("plan", f"{plan.config} ({stages}, {workers})")
+    table.add_row("plan", plan_text(plan))
     if state is not None:
         table.add_row("state", state)
     if time_scale is None:
@@ -171,9 +171,7 @@ def evaluation_table(plan: Plan, ended: Evaluated, weights: str, run_dir: Path) 
     table = Table(title="Evaluation", title_justify="left", title_style="bold", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
-    table.add_row(
-        "plan", f"{plan.config} ({count_text(len(plan.stages), 'stage')}, {count_text(plan.workers, 'worker')})"
-    )
+    table.add_row("plan", plan_text(plan))
     table.add_row("weights", weights)
     table.add_row("validation loss", loss_text(ended.validation_loss))
     if ended.validation_accuracy is not None:

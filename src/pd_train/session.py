@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import click
 
-from pd_format.plan import Stage
 from pd_train.display.opening import open_display
 from pd_train.display.quiet import result_line
 from pd_train.emulation_table import print_emulation_table
@@ -27,9 +26,10 @@ from pd_train.farewell import Farewell
 from pd_train.options import RunOptions
 from pd_train.restarts import train
 from pd_train.run_table import print_evaluation_table, print_run_table
+from pd_train.terminal import layers_text
 from pd_train.whoami import Identity
 
-__all__ = ["layers_text", "train_and_show"]
+__all__ = ["train_and_show"]
 
 
 def train_and_show(
@@ -102,10 +102,3 @@ def train_and_show(
         print_evaluation_table(options.plan, end, str(options.init_from), options.run_dir)
     else:
         print_run_table(options.plan, end, list(metrics.values()), options.run_dir, options.target_metric)
-
-
-def layers_text(stage: Stage) -> str:
-    """`conv1 to pool2 (10 layers)`."""
-    if stage.layers == 1:
-        return stage.first_layer
-    return f"{stage.first_layer} to {stage.last_layer} ({stage.layers} layers)"

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pd_format.plan import Plan, Stage
+
 __all__ = [
     "UNKNOWN",
     "count_text",
     "difference_text",
     "duration_text",
+    "layers_text",
     "loss_text",
     "open_console",
     "percent_text",
+    "plan_text",
     "rate_text",
     "seconds_text",
     "value_text",
@@ -83,3 +87,15 @@ def seconds_text(seconds: float) -> str:
 
 def count_text(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def plan_text(plan: Plan) -> str:
+    """`2-1 (2 stages, 3 workers)`."""
+    return f"{plan.config} ({count_text(len(plan.stages), 'stage')}, {count_text(plan.workers, 'worker')})"
+
+
+def layers_text(stage: Stage) -> str:
+    """`conv1 to pool2 (10 layers)`."""
+    if stage.layers == 1:
+        return stage.first_layer
+    return f"{stage.first_layer} to {stage.last_layer} ({stage.layers} layers)"
