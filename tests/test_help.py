@@ -146,7 +146,7 @@ def test_exit_codes_are_those_of_the_pages(tmp_path: Path) -> None:
     assert CliRunner().invoke(plan, ["--machines", "2", "--bandwidth", "1gbps", "--profile", "gone"]).exit_code == 1
     # A shell's background jobs, and all that they start, are given SIGINT as ignored.
     code = (
-        "import signal, time, pd_plan.cli as c; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "import signal, time, pd_plan.command as c; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "c._plan = lambda *a: (print('there', flush=True), time.sleep(60)); c.main()"
     )
     for signum, expected in ((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)):

@@ -14,6 +14,7 @@ import click
 import cloup
 from cloup.formatting import HelpSection
 
+from pd_format.interrupts import Program
 from pd_format.profile import PRECISIONS
 from pd_train.farewell import Farewell
 from pd_train.metrics import METRICS
@@ -226,7 +227,7 @@ _ALL = "pd_train.help_all"
 """In the context's `meta`: whether the help is to show all groups."""
 
 
-class TwoHelps(cloup.Command):
+class TwoHelps(Program, cloup.Command):
     """A command whose `--help` shows the groups of a first day, and of the others the names of their options."""
 
     def format_params(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from pd_format.errors import UserError
+from pd_format.interrupts import ending_at_once
 from pd_train.farewell import Farewell
 from pd_train.run_folder import has_checkpoint
 
@@ -37,7 +38,8 @@ def failures_as_messages(farewell: Farewell, writes: bool = True) -> Iterator[No
         farewell: says goodbye to other hosts.
         writes: whether what is done writes a run's files, which a person who stops it wonders about.
     """
-    from pd_train.launch import Stopped
+    with ending_at_once():
+        from pd_train.launch import Stopped
 
     try:
         yield
