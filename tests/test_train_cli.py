@@ -574,12 +574,18 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         assert_refused(pd_train("--plan", path, "--run-dir", tmp_path), "another pd-train is running in this folder")
 
 
-def test_a_finished_run_says_that_nothing_is_left(tmp_path: Path) -> None:
+def test_a_finished_run_says_so_and_stays_as_it_is(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert pd_train("--plan", write_plan(tmp_path), "--run-dir", run).exit_code == 0
-    result = pd_train("--resume", run)
-    assert result.exit_code == 0, result.output
-    assert "nothing is left to train: 1 of 1 epochs are over" in result.stdout
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for options in ([], ["--dry-run"], ["--quiet"]):
+        result = pd_train("--resume", run, *options)
+        assert result.exit_code == 0, result.output
+        assert "nothing is left to train: 1 of 1 epochs are over" in result.output
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    longer = pd_train("--resume", run, "--epochs", 2)
+    assert longer.exit_code == 0, longer.output
+    assert "going on from checkpoint epoch-0001" in longer.stdout
 
 
 def test_quiet_says_one_line_and_warns_on_standard_error(tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ def _run(given: dict[str, Any], farewell: Farewell) -> None:
         given = continue_run(given, click.get_current_context())
     settled = settle({**given, "emulate": emulate, "time_scale": time_scale}, Farewell() if dry_run else farewell)
     options, identity = settled.options, settled.identity
+    if given["resume"] is not None and settled.alone:
+        from pd_train.finished import finished_run, say_finished
+
+        if (past := finished_run(options)) is not None:
+            return say_finished(options, past, quiet)
     if dry_run:
         with ending_at_once():
             from pd_train.dry_run import rehearse

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pd_format.errors import UserError
 from pd_train.events import Event, Note, WorkersMet, WorkersStart
+from pd_train.finished import finished_run
 from pd_train.launch import WorkerLost, launch
 from pd_train.options import RESTARTS, RunOptions
 
@@ -32,7 +33,8 @@ def train(options: RunOptions, most_restarts: int, show: Callable[[Event], None]
     """
     options = replace(options, first_start=time.time())
     leads = 0 in (options.ranks or (0,))
-    if options.resume == "yes" and leads:
+    # Workers of several hosts meet even if nothing is left to train: the others' folders do not tell.
+    if options.resume == "yes" and leads and finished_run(options) is None:
         _note_restart(options.run_dir, "--resume")
     restarts = 0
     meeting = _Meeting(show)

@@ -16,6 +16,7 @@ from pd_train.checkpoint.exchange import Exchange, Share
 from pd_train.checkpoint.keeper import Keeper
 from pd_train.checkpoint.progress import RunProgress
 from pd_train.control import WorkerSetup
+from pd_train.finished import finished_run
 from pd_train.links import Links
 
 __all__ = ["go_on", "open_keeper"]
@@ -63,6 +64,8 @@ def go_on(setup: WorkerSetup, built: BuiltStage, links: Links, assembled: Assemb
         notice(f"going on from checkpoint {restored.position.folder}")
     progress = RunProgress.of(restored.progress, len(options.plan.stages))
     lost = time.time() - max(one.written for one in restored.records)
+    if setup.rank == 0 and finished_run(options) is not None:
+        lost = 0.0
     progress = dataclasses.replace(progress, lost_seconds=progress.lost_seconds + max(0.0, lost))
     if assembled.loss_scale is not None and progress.loss_scale is not None:
         assembled.loss_scale.load(progress.loss_scale)
