@@ -106,7 +106,7 @@ def test_a_run_that_was_killed_in_its_second_epoch_is_reported(tmp_path: Path, p
     assert rows["a minibatch, measured"] == "5.00 ms in the steady state"
     assert rows["a minibatch, planned"] == "5.00 ms; the measured time is equal"
     assert rows["sent a minibatch"] == "300 B, all workers together"
-    assert "A minibatch takes 5 ms, 5 ms were planned" in result.stdout
+    assert "its figures are of 20 minibatches in 0.1 s" in result.stdout
     assert "Pictures take matplotlib: pip install matplotlib" in result.stdout
     assert {path.suffix for path in run.iterdir()} == {".json", ".jsonl"}
 

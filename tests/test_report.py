@@ -159,9 +159,15 @@ def test_time_to_a_target_is_epochs_times_samples_over_throughput() -> None:
 # The sentence: a case each
 
 
-def named(workers: Sequence[WorkerTiming], chosen: Plan | None = None, setting: Setting | None = None) -> Bottleneck:
-    chosen = chosen or plan()
-    return find_bottleneck(chosen, break_down(chosen, [epoch(0)], workers), setting or Setting())
+def named(
+    workers: Sequence[WorkerTiming], chosen: Plan | None = None, setting: Setting | None = None, epochs: int = 25
+) -> Bottleneck:
+    """Of a run of many epochs that are all like this one: one alone is too short to tell."""
+    chosen, sums = chosen or plan(), [WorkerTiming() for _ in workers]
+    for _ in range(epochs):
+        for mine, theirs in zip(sums, workers, strict=True):
+            mine.add(theirs)
+    return find_bottleneck(chosen, break_down(chosen, [epoch(0)], sums), setting or Setting())
 
 
 FINE = worker(24, 20, forward=1, backward=2.8, wait_activations=0.2)
@@ -186,6 +192,30 @@ def test_a_run_without_a_steady_state_is_too_short() -> None:
     found = named([worker(2, 0) for _ in range(3)])
     assert found.case == "too short"
     assert "a stage holds 4 minibatches" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("workers", "found"),
+    [
+        (
+            [worker(10, 9, forward=400), worker(10, 9, forward=400), worker(20, 20, forward=200)],
+            "18 minibatches in 3.6 s of steady state",
+        ),
+        ([*first(forward=35), worker(24, 20, forward=20)], "20 minibatches in 0.4 s of steady state"),
+        ([worker(3, 1, forward=9), worker(1, 0), worker(3, 2)], "1 minibatch in 0.0 s of steady state"),
+        # Idle for most of the time, and nobody knows whether that is so in a longer run.
+        ([worker(idle_s=5, forward=3) for _ in range(2)] + [FINE], "20 minibatches in 0.0 s of steady state"),
+    ],
+)
+def test_of_too_few_minibatches_nothing_is_said(workers: Sequence[WorkerTiming], found: str) -> None:
+    said = named(workers, epochs=1)
+    assert (said.case, said.stage, said.share) == ("too short", None, None)
+    assert f"its figures are of {found}, and mostly chance below 20 minibatches or 1 s" in said.sentence
+
+
+def test_enough_minibatches_are_enough_in_a_second_or_where_passes_are_emulated() -> None:
+    assert named([*first(forward=300), worker(24, 20, forward=200)], epochs=1).case == "compute"
+    assert named([*first(), FINE], epochs=1, setting=Setting(emulated=True)).case == "as planned"
 
 
 @pytest.mark.parametrize(

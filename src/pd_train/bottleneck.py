@@ -14,11 +14,12 @@ its messages - sets the pace. What takes most of its time beyond the planned com
     transfers                it waits for its neighbours, while what they send is on the way for as long
     uneven passes            it waits for its neighbours, and little is on the way
 
-Before these, in this order: `unknown` where nothing was timed, `too short` where no steady state came about, `start-up
-and drain` where these two leave workers idle for much of the training, `as planned` and `faster than planned` where
-the measured time of a minibatch agrees with the predicted one or is less, and `many small things` where none of the
-above takes a tenth of the time. Workers that share a machine and compute slower than planned are `compute` before
-anything else. Where no prediction can be compared with and nothing stands out, `computing`.
+Before these, in this order: `unknown` where nothing was timed, `too short` where no steady state came about or one of
+too few minibatches to tell, `start-up and drain` where these two leave workers idle for much of the training,
+`as planned` and `faster than planned` where the measured time of a minibatch agrees with the predicted one or is less,
+and `many small things` where none of the above takes a tenth of the time. Workers that share a machine and compute
+slower than planned are `compute` before anything else. Where no prediction can be compared with and nothing stands out,
+`computing`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from pd_format.plan import Plan
 from pd_train.breakdown import Bottleneck, Breakdown, StageBreakdown
 from pd_train.options import RunOptions
+from pd_train.terminal import ms_text, seconds_text, share_text
 
 __all__ = ["Setting", "find_bottleneck"]
 
@@ -36,6 +38,10 @@ ALIKE = 0.1
 """Times that differ by no more are called equal; shares below it are not worth a sentence."""
 MUCH_IDLE = 0.2
 """The share of the training time from which on start-up and drain come first."""
+ENOUGH_MINIBATCHES = 20
+"""In the steady state: the first passes are slow whatever the plan is, and of fewer they are too large a part."""
+ENOUGH_SECONDS = 1.0
+"""Of the steady state; in less, what else a machine does now and then is as much as what is looked for."""
 _SLOW_REPLICA = 1.2
 """Times the fastest worker of its stage."""
 
@@ -91,6 +97,8 @@ def find_bottleneck(plan: Plan, figures: Breakdown, setting: Setting) -> Bottlen
             f"The pipeline never got into its stride: a stage holds {_most_in_flight(plan)} minibatches, and it was "
             "drained before it had more to do; train on more minibatches between drains.",
         )
+    if (too_few := _too_few(figures, setting)) is not None:
+        return Bottleneck("too short", None, None, too_few)
     idle = figures.start_up_and_drain_idle or 0.0
     pacing = max(figures.stages, key=_own_share)
     if idle >= MUCH_IDLE:
@@ -108,19 +116,34 @@ def find_bottleneck(plan: Plan, figures: Breakdown, setting: Setting) -> Bottlen
             "computing",
             pacing.index,
             pacing.utilisation,
-            f"{_name(pacing)} sets the pace and computes {_percent(pacing.utilisation)} of the time; the plan predicts "
-            "nothing to compare it with.",
+            f"{_name(pacing)} sets the pace and computes {share_text(pacing.utilisation)} of the time; the plan "
+            "predicts nothing to compare it with.",
         )
     if share < ALIKE:
         return Bottleneck(
             "many small things",
             pacing.index,
             share,
-            f"A minibatch takes {_ms(figures.minibatch_ms)}, {_percent(difference)} more than the "
-            f"{_ms(figures.predicted_minibatch_ms)} planned, and no single thing accounts for that: the largest of "
-            f"stage {pacing.index}'s time is {WORDS[case]}, {_percent(share)}.",
+            f"A minibatch takes {ms_text(figures.minibatch_ms)}, {share_text(difference)} more than the "
+            f"{ms_text(figures.predicted_minibatch_ms)} planned, and no single thing accounts for that: the largest of "
+            f"stage {pacing.index}'s time is {WORDS[case]}, {share_text(share)}.",
         )
     return Bottleneck(case, pacing.index, share, _sentence(case, share, plan, figures, pacing, setting))
+
+
+def _too_few(figures: Breakdown, setting: Setting) -> str | None:
+    """What to say where the steady state is too short to tell anything by."""
+    minibatches = min(stage.steady_minibatches for stage in figures.stages)
+    seconds = min(stage.steady_seconds or 0.0 for stage in figures.stages)
+    # Emulated passes take their time to the moment, from the first one on.
+    is_long = setting.emulated or seconds >= ENOUGH_SECONDS
+    if minibatches >= ENOUGH_MINIBATCHES and is_long:
+        return None
+    few = "1 minibatch" if minibatches == 1 else f"{minibatches} minibatches"
+    return (
+        f"The run is too short to tell what holds it up: its figures are of {few} in {seconds_text(seconds)} of steady "
+        f"state, and mostly chance below {ENOUGH_MINIBATCHES} minibatches or {ENOUGH_SECONDS:g} s; train on more."
+    )
 
 
 def _own_share(stage: StageBreakdown) -> float:
@@ -160,8 +183,8 @@ def _good(plan: Plan, figures: Breakdown, pacing: StageBreakdown, difference: fl
     measured, predicted = figures.minibatch_ms, figures.predicted_minibatch_ms
     if difference < -ALIKE:
         sentence = (
-            f"A minibatch takes {_ms(measured)}, {_percent(-difference)} less than the {_ms(predicted)} planned; "
-            "profile on this machine for a plan that fits it."
+            f"A minibatch takes {ms_text(measured)}, {share_text(-difference)} less than the {ms_text(predicted)} "
+            "planned; profile on this machine for a plan that fits it."
         )
         return Bottleneck("faster than planned", pacing.index, pacing.utilisation, sentence)
     sets = f"the computing of stage {pacing.index} sets the pace"
@@ -171,7 +194,8 @@ def _good(plan: Plan, figures: Breakdown, pacing: StageBreakdown, difference: fl
         "as planned",
         pacing.index,
         pacing.utilisation,
-        f"A minibatch takes {_ms(measured)}, {_ms(predicted)} were planned: the plan is as good as it said; {sets}.",
+        f"A minibatch takes {ms_text(measured)}, {ms_text(predicted)} were planned: the plan is as good as it said; "
+        f"{sets}.",
     )
 
 
@@ -189,8 +213,8 @@ def _sentence(case: str, share: float, plan: Plan, figures: Breakdown, stage: St
     name = _name(stage)
     if case == "compute":
         return (
-            f"{name} sets the pace and computes {_percent(stage.compute_difference)} slower than planned "
-            f"({_ms(stage.compute_ms)} a minibatch, {_ms(stage.predicted_compute_ms)} planned); "
+            f"{name} sets the pace and computes {share_text(stage.compute_difference)} slower than planned "
+            f"({ms_text(stage.compute_ms)} a minibatch, {ms_text(stage.predicted_compute_ms)} planned); "
             f"{_compute_advice(plan, figures, setting)}."
         )
     if case == "slow replica":
@@ -198,27 +222,27 @@ def _sentence(case: str, share: float, plan: Plan, figures: Breakdown, stage: St
         (least, fast), (most, slow) = min(times), max(times)
         first = plan.stages[stage.index].workers[0]
         return (
-            f"Worker {first + slow} of stage {stage.index} sets the pace: its passes take {_ms(most)}, those of "
-            f"worker {first + fast} {_ms(least)}; look for what else runs on its host, or leave that host out."
+            f"Worker {first + slow} of stage {stage.index} sets the pace: its passes take {ms_text(most)}, those of "
+            f"worker {first + fast} {ms_text(least)}; look for what else runs on its host, or leave that host out."
         )
     if case == "data":
         return (
-            f"{name} waits {_percent(share)} of the time for data; raise --loader-workers, or make the data cheaper to "
-            "read (smaller images, a local disk)."
+            f"{name} waits {share_text(share)} of the time for data; raise --loader-workers, or make the data cheaper "
+            "to read (smaller images, a local disk)."
         )
     if case == "synchronisation":
         advice = "a larger minibatch, a faster network or fewer replicas of it would help"
         if setting.sync == "bsp" and len(plan.stages) > 1:
             advice = "--sync overlap would hide a part of it"
-        return f"{name} waits {_percent(share)} of the time for its replicas; {advice}."
+        return f"{name} waits {share_text(share)} of the time for its replicas; {advice}."
     if case == "update":
         return (
-            f"{name} spends {_percent(share)} of the time on updates of its parameters, which the plan does not count; "
-            "a larger minibatch makes them rarer."
+            f"{name} spends {share_text(share)} of the time on updates of its parameters, which the plan does not "
+            "count; a larger minibatch makes them rarer."
         )
     if case == "messages":
         return (
-            f"{name} spends {_percent(share)} of the time on packing and sorting messages, which the plan does not "
+            f"{name} spends {share_text(share)} of the time on packing and sorting messages, which the plan does not "
             "count; fewer cuts or cuts with smaller activations would help."
         )
     waits = "activations" if (stage.steady_ms or {})["wait_activations"] >= _waiting_ms(stage) / 2 else "gradients"
@@ -227,13 +251,13 @@ def _sentence(case: str, share: float, plan: Plan, figures: Breakdown, stage: St
         count, seconds = sum(cut.count for cut in cuts), sum(cut.seconds for cut in cuts)
         hidden = 1 - sum(cut.exposed_seconds for cut in cuts) / seconds if seconds > 0 else 0.0
         return (
-            f"No stage is busy throughout: {name.lower()}, which waits least, waits {_percent(share)} of the time for "
-            f"{waits}, and a transfer between stages takes {_ms(1e3 * seconds / count if count else None)}, "
-            f"{_percent(hidden)} of it behind computing; a faster network, or a plan with its true --bandwidth or with "
-            "greater depths (pd-plan --in-flight), would help."
+            f"No stage is busy throughout: {name.lower()}, which waits least, waits {share_text(share)} of the time "
+            f"for {waits}, and a transfer between stages takes {ms_text(1e3 * seconds / count if count else None)}, "
+            f"{share_text(hidden)} of it behind computing; a faster network, or a plan with its true --bandwidth or "
+            "with greater depths (pd-plan --in-flight), would help."
         )
     return (
-        f"No stage is busy throughout: {name.lower()}, which waits least, waits {_percent(share)} of the time for "
+        f"No stage is busy throughout: {name.lower()}, which waits least, waits {share_text(share)} of the time for "
         f"{waits}, though little is on the way; stages take turns at being slow, which happens where workers share "
         "cores or minibatches differ in size, and greater depths (pd-plan --in-flight) even out."
     )
@@ -270,7 +294,7 @@ def _better_config(stages: Sequence[StageBreakdown]) -> str | None:
 
 
 def _drain_sentence(idle: float, setting: Setting) -> str:
-    text = f"Workers are idle for {_percent(idle)} of the training time while the pipeline fills and drains"
+    text = f"Workers are idle for {share_text(idle)} of the training time while the pipeline fills and drains"
     if setting.flush is not None:
         return f"{text}, which it does every {setting.flush} minibatches; raise --flush, or leave it out."
     if setting.checkpoint_every is not None:
@@ -284,11 +308,3 @@ def _most_in_flight(plan: Plan) -> int:
 
 def _name(stage: StageBreakdown) -> str:
     return f"Stage {stage.index}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
-
-
-def _ms(ms: float | None) -> str:
-    return "-" if ms is None else f"{ms:.3g} ms" if ms < 1000 else f"{ms:,.0f} ms"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pd_format.units import format_bytes
 from pd_train.breakdown import Breakdown, Performance, StageBreakdown, TransferBreakdown
-from pd_train.terminal import UNKNOWN
+from pd_train.terminal import UNKNOWN, figure_text, share_text, signed_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,10 +29,10 @@ class _Column(NamedTuple):
 
 _COLUMNS = (
     _Column("stage", lambda one: f"{one.index} x{one.replicas}" if one.replicas > 1 else str(one.index)),
-    _Column("busy", lambda one: _percent(one.utilisation)),
-    _Column("compute", lambda one: _ms(one.compute_ms)),
-    _Column("planned", lambda one: _ms(one.predicted_compute_ms)),
-    _Column("", lambda one: _signed(one.compute_difference)),
+    _Column("busy", lambda one: share_text(one.utilisation)),
+    _Column("compute", lambda one: figure_text(one.compute_ms)),
+    _Column("planned", lambda one: figure_text(one.predicted_compute_ms)),
+    _Column("", lambda one: signed_text(one.compute_difference)),
     _Column("forward", lambda one: _steady(one, "forward"), narrow=False),
     _Column("backward", lambda one: _steady(one, "backward"), narrow=False),
     _Column("update", lambda one: _steady(one, "update")),
@@ -42,12 +42,12 @@ _COLUMNS = (
     _Column("\ngradients", lambda one: _steady(one, "wait_gradients"), narrow=False),
     _Column("\nsync", lambda one: _steady(one, "wait_sync")),
     _Column("\ndata", lambda one: _steady(one, "wait_data")),
-    _Column("hidden:\ncuts", lambda one: _percent(one.cut.hidden)),
-    _Column("\nsync", lambda one: _percent(one.sync.hidden)),
+    _Column("hidden:\ncuts", lambda one: share_text(one.cut.hidden)),
+    _Column("\nsync", lambda one: share_text(one.sync.hidden)),
     _Column("a transfer:\ncuts", lambda one: _mean(one.cut), narrow=False),
     _Column("\nsync", lambda one: _mean(one.sync), narrow=False),
-    _Column("start-up,\ns", lambda one: _seconds(one.start_up_seconds), narrow=False),
-    _Column("drain,\ns", lambda one: _seconds(one.drain_seconds), narrow=False),
+    _Column("start-up,\ns", lambda one: figure_text(one.start_up_seconds), narrow=False),
+    _Column("drain,\ns", lambda one: figure_text(one.drain_seconds), narrow=False),
     _Column("memory", lambda one: _bytes(one.peak_memory_bytes), narrow=False),
     _Column("planned", lambda one: _bytes(one.predicted_memory_bytes), narrow=False),
 )
@@ -86,30 +86,11 @@ def print_stages(performance: Performance | None, console: Console) -> None:
 
 
 def _steady(stage: StageBreakdown, *doings: str) -> str:
-    return UNKNOWN if stage.steady_ms is None else _ms(sum(stage.steady_ms[doing] for doing in doings))
-
-
-def _ms(ms: float | None) -> str:
-    """Three digits, without the unit, which the title names."""
-    if ms is None:
-        return UNKNOWN
-    return f"{ms:.2f}" if ms < 9.995 else f"{ms:.1f}" if ms < 99.95 else f"{ms:,.0f}"
+    return UNKNOWN if stage.steady_ms is None else figure_text(sum(stage.steady_ms[doing] for doing in doings))
 
 
 def _mean(transfers: TransferBreakdown) -> str:
-    return _ms(1e3 * transfers.seconds / transfers.count) if transfers.count else UNKNOWN
-
-
-def _seconds(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else _ms(seconds)
-
-
-def _percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{100 * share:.0f} %"
-
-
-def _signed(difference: float | None) -> str:
-    return UNKNOWN if difference is None else f"{100 * difference:+.0f} %"
+    return figure_text(1e3 * transfers.seconds / transfers.count) if transfers.count else UNKNOWN
 
 
 def _bytes(size: int | None) -> str:

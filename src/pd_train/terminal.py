@@ -15,13 +15,17 @@ __all__ = [
     "count_text",
     "difference_text",
     "duration_text",
+    "figure_text",
     "layers_text",
     "loss_text",
+    "ms_text",
     "open_console",
     "percent_text",
     "plan_text",
     "rate_text",
     "seconds_text",
+    "share_text",
+    "signed_text",
     "value_text",
 ]
 
@@ -60,6 +64,28 @@ def value_text(metric: str, value: float | None) -> str:
 
 def percent_text(share: float | None, digits: int = 2) -> str:
     return UNKNOWN if share is None else f"{share:.{digits}%}".replace("%", " %")
+
+
+def share_text(share: float | None) -> str:
+    """`12 %`."""
+    return percent_text(share, 0)
+
+
+def signed_text(difference: float | None) -> str:
+    """`+12 %`: of one figure over another, less 1."""
+    return UNKNOWN if difference is None else f"{100 * difference:+.0f} %"
+
+
+def figure_text(figure: float | None) -> str:
+    """Three digits, for a table whose head names the unit."""
+    if figure is None:
+        return UNKNOWN
+    return f"{figure:.2f}" if figure < 9.995 else f"{figure:.1f}" if figure < 99.95 else f"{figure:,.0f}"
+
+
+def ms_text(ms: float | None) -> str:
+    """`4 ms`, `31.2 ms`, `1,234 ms`: in a sentence."""
+    return UNKNOWN if ms is None else f"{ms:.3g} ms" if ms < 1000 else f"{ms:,.0f} ms"
 
 
 def difference_text(difference: float | None) -> str:
