@@ -25,7 +25,7 @@ from pd_format.versions import Mode
 from pd_plan.cli import main as plan_main
 from pd_train.cli import main
 from pd_train.compute import Segment
-from pd_train.emulated import EmulatedEngine, parameters_of
+from pd_train.emulated import EmulatedEngine, NoArithmetic, parameters_of
 from pd_train.emulated_assembly import assemble_emulated
 from pd_train.emulation import Emulation, pace_of
 from pd_train.inbox import Inbox
@@ -169,9 +169,9 @@ class Post:
 
 
 def run_on_threads(
-    plan: Plan, mode: Mode, minibatches: int, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, mode: Mode, minibatches: int, monkeypatch: pytest.MonkeyPatch, emulation: Emulation | None = None
 ) -> tuple[list[list[str]], int]:
-    """Every worker's passes in their order, and all bytes sent."""
+    """Every worker's passes in their order, and all bytes sent; at hardly any time unless an emulation is given."""
     passes: dict[int, list[str]] = defaultdict(list)
     for name in ("forward", "forward_loss", "backward"):
         real = getattr(EmulatedEngine, name)
@@ -182,7 +182,7 @@ def run_on_threads(
 
         monkeypatch.setattr(EmulatedEngine, name, noted)
     options = RunOptions(plan=plan, run_dir=Path(), data="", epochs=1, mode=mode)
-    emulation = Emulation(small_profile(), 1e-6)
+    emulation = emulation or Emulation(small_profile(), 1e-6)
     boxes: dict[int, queue.SimpleQueue[Message]] = {rank: queue.SimpleQueue() for rank in range(plan.workers)}
     posts = [Post(rank, boxes) for rank in boxes]
     stages = []
@@ -226,6 +226,33 @@ def test_passes_come_in_the_order_of_the_schedule_and_send_the_bytes_of_the_plan
     if mode.weights == "2bw":  # One update for four minibatches of two replicas each.
         a_minibatch -= 3_000 / 2
     assert 12 * a_minibatch - 12 * 4 <= sent <= 12 * (a_minibatch + HEADERS)
+
+
+def test_replicas_in_step_update_within_their_backward_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = read_plan(written(tmp_path, "2")[1])
+    profile = small_profile()
+    slower = tuple(layer.model_copy(update={"backward_ms": 10.0}) for layer in profile.layers)
+    within: set[int] = set()
+    updates: list[bool] = []
+    backward, step = EmulatedEngine.backward, NoArithmetic.step
+
+    def noted_backward(self: EmulatedEngine, *arguments: Any) -> Any:
+        within.add(threading.get_ident())
+        try:
+            return backward(self, *arguments)
+        finally:
+            within.discard(threading.get_ident())
+
+    def noted_step(*arguments: Any) -> None:
+        updates.append(threading.get_ident() in within)
+        step(*arguments)
+
+    monkeypatch.setattr(EmulatedEngine, "backward", noted_backward)
+    monkeypatch.setattr(NoArithmetic, "step", noted_step)
+    emulation = Emulation(profile.model_copy(update={"layers": slower}), 1.0)
+    run_on_threads(plan, Mode(sync="bsp"), 8, monkeypatch, emulation)
+    # The last layer's bucket is complete 20 ms before the pass ends.
+    assert any(updates)
 
 
 @pytest.mark.parametrize("config", ["1-2", "3"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from pd_format.errors import UserError
 from pd_format.versions import Mode, stage_versions
 from pd_train.arithmetic import TORCH_ARITHMETIC
 from pd_train.asynchronous import AsynchronousServer
@@ -22,13 +23,20 @@ SGD = OptimizerOptions("sgd", lr=1.0, momentum=0.0)
 class Group:
     """The replicas of a stage in one process; messages wait until `deliver`."""
 
-    def __init__(self, replicas: int, sizes: list[int], mode: Mode | None = None, clip: float | None = None) -> None:
+    def __init__(
+        self,
+        replicas: int,
+        sizes: list[int],
+        mode: Mode | None = None,
+        clip: float | None = None,
+        parameters: list[list[nn.Parameter]] | None = None,
+    ) -> None:
         mode = mode or Mode(sync="bsp")
-        self.parameters = [[nn.Parameter(torch.zeros(n)) for n in sizes] for _ in range(replicas)]
+        self.parameters = parameters or [[nn.Parameter(torch.zeros(n)) for n in sizes] for _ in range(replicas)]
         self.sets = [ParameterSets(own, 2 if mode.sync == "asp" else 1) for own in self.parameters]
         self.messages: list[tuple[int, int, int, str, int, object]] = []
         versions = stage_versions(mode, [replicas], [1], 0)
-        names = [f"p{i}" for i in range(len(sizes))]
+        names = [f"p{i}" for i in range(len(self.parameters[0]))]
         self.clippings = [
             Clipping(clip, range(replicas), self._teller(k, replicas)) if clip else None for k in range(replicas)
         ]
@@ -136,6 +144,55 @@ def test_a_bucket_leaves_within_the_backward_pass() -> None:
     own[1].sum().backward()
     assert [(kind, target) for _, _, target, kind, _, _ in group.messages] == [("gradient", 0)]
     group.servers[1].finish_backward([None, own[1].grad])
+
+
+def test_an_update_lands_within_the_backward_pass_and_changes_no_gradient_of_it() -> None:
+    """Replica 0, the slower one, has the second layer's next version before it has the first layer's gradient."""
+    generator = torch.Generator().manual_seed(0)
+    first, second, *samples = (torch.randn(64, 64, generator=generator) for _ in range(4))
+
+    def layers() -> list[nn.Parameter]:
+        return [nn.Parameter(first.clone()), nn.Parameter(second.clone())]
+
+    def loss(parameters: list[nn.Parameter], replica: int) -> torch.Tensor:
+        return (samples[replica] @ parameters[0] @ parameters[1]).pow(2).sum()
+
+    plain = [layers(), layers()]
+    for replica in (0, 1):
+        loss(plain[replica], replica).backward()
+    expected = [p - (p.grad + q.grad) / 2 for p, q in zip(*plain, strict=True)]
+
+    group = Group(2, [], parameters=[layers(), layers()])
+    group.start(2)
+    seen: list[tuple[int, bool]] = []
+
+    def serve(number: int, gradient: torch.Tensor) -> None:
+        group.deliver()
+        seen.append((number, torch.equal(group.parameters[0][1], expected[1])))
+
+    watch_leaves(group.sets[0].sets, serve)
+    for replica in (1, 0):
+        sets, server, own = group.sets[replica], group.servers[replica], group.parameters[replica]
+        sets.acquire(0)
+        server.start_backward(replica)
+        loss(own, replica).backward()
+        server.finish_backward([p.grad for p in own])
+        sets.release(0)
+    assert seen == [(1, True), (0, True)]
+    group.deliver()
+    for own in group.parameters:
+        assert all(map(torch.equal, own, expected))
+
+
+def test_a_parameter_whose_gradient_comes_in_two_parts_is_refused_by_name() -> None:
+    """As a reentrant checkpoint makes it: the bucket would have left with the first part."""
+    group = Group(2, [64])
+    group.start(2)
+    (own,) = group.parameters[0]
+    group.servers[0].start_backward(0)
+    own.sum().backward()
+    with pytest.raises(UserError, match=r"parameter p0 .* use_reentrant=False"):
+        own.sum().backward()
 
 
 def test_no_round_is_updated_before_all_its_gradients_are_there() -> None:

@@ -105,26 +105,25 @@ def test_one_minibatch_at_a_time_takes_all_times_and_both_transfers_of_each_cut(
     assert steady_ms(straight(3, 5), [1, 1, 1], CARD, OVERLAP) == pytest.approx(3 * 3 + 2 * 2 * 5)
 
 
-def test_replicas_in_step_wait_for_all_parameters_of_a_round() -> None:
+def test_replicas_in_step_wait_for_the_last_part_of_a_round() -> None:
     """Two replicas, F 1, B 8: a part of 1/8 of w every ms; half of 1.6 bytes each way, so 0.1 ms a part.
 
-    The last part's gradients leave at 9, when the passes end. Only now are there updates, and the card is free at 9.1
-    for the 8 parts of the parameters: a round of two takes 9.9 ms.
+    The last part's gradients leave at 9 and are there at 9.1, its parameters at 9.2: a round of two takes 9.2 ms.
     """
     assert parts_of(2) == 8
     load = StageLoad(1, 8, 0, 2, 2)
     assert steady_ms([load._replace(weight_bytes=0)], [1], CARD, default_mode(1)) == pytest.approx(9 / 2)
     wiring = Wiring(1.25)  # 0.5 * 2 / 8 / 1.25 = 0.1 ms
-    assert steady_ms([load], [1], wiring, default_mode(1)) == pytest.approx(9.9 / 2)
+    assert steady_ms([load], [1], wiring, default_mode(1)) == pytest.approx(9.2 / 2)
 
 
-def test_gradients_that_are_ready_early_leave_within_the_backward_pass() -> None:
+def test_parameters_that_are_ready_early_synchronise_within_the_backward_pass() -> None:
     late = StageLoad(1, 8, 0, 6, 2, ready=(1.0,) * 8)
     early = late._replace(ready=(0.125,) * 8)
 
-    # Half of 6 bytes of gradients, from 9 to 12 or, early, from 2 to 5, and of parameters, from 12 or 9 on.
+    # Half of 6 bytes of gradients and then of parameters: from 9 to 15 or, early, from 2 to 8.
     assert steady_ms([late], [1], CARD, default_mode(1)) == pytest.approx(15 / 2)
-    assert steady_ms([early], [1], CARD, default_mode(1)) == pytest.approx(12 / 2)
+    assert steady_ms([early], [1], CARD, default_mode(1)) == pytest.approx(9 / 2)
 
 
 def test_a_synchronisation_longer_than_its_round_sets_the_pace() -> None:

@@ -74,6 +74,25 @@ def test_a_set_in_use_is_never_written() -> None:
     assert sets.open(2) == 0
 
 
+def test_within_a_pass_only_its_own_update_lands_in_its_set_and_only_if_nobody_else_uses_it() -> None:
+    sets = make(1)
+    sets.is_wanted = lambda version: False
+    sets.acquire(0)
+    sets.let_land(2, 0)
+    assert sets.open(1) is None
+    sets.acquire(0)
+    sets.let_land(1, 0)
+    assert sets.open(1) is None
+    sets.release(0)
+    assert sets.open(1) is None
+    sets.let_land(1, 0)
+    assert sets.open(1) == 0
+    sets.release(0)
+    sets.completed(1)
+    sets.acquire(1)
+    assert sets.open(2) is None
+
+
 def test_a_version_that_a_pass_to_come_uses_is_never_written() -> None:
     sets = make(1)
     assert sets.open(1) is None

@@ -9,8 +9,7 @@ beside them; nothing else takes time.
   input leave.
 * Of a stage with r > 1 replicas and w bytes of parameters, every replica sends (r-1)/r w of gradients in a round, each
   part of them as soon as the backward pass has computed it (wait-free backpropagation), and as much of parameters:
-  those of its shard, each part as soon as all replicas' gradients of that part are there; without lag not before its
-  own backward pass has ended, since until then that pass holds the only parameter set. It receives as much of both.
+  those of its shard, each part as soon as all replicas' gradients of that part are there. It receives as much of both.
   A part, which in truth goes to every other replica, is one transfer to one of them here, in turn. An update takes no
   time; a version is complete at a replica when all its parts are there. A stage without such parameters waits for none.
 * In inference B(b) takes no time and its answer, which is empty, none either: it only bounds what is in flight.
@@ -209,8 +208,6 @@ class _Worker:
         self.newest = 0
         self.parameters: dict[int, int] = {}
         """Of versions after the newest: how many parts have arrived."""
-        self.updates: list[tuple[int, int]] = []
-        """(version, part) that it is to make, as a shard, once its pass is over."""
         self.is_running = False
         self.activations: set[int] = set()
         self.gradients: set[int] = set()
@@ -293,9 +290,6 @@ class _Run:
         item, stage = worker.item, worker.stage
         self._passed(worker, start_ms)
         worker.is_running = False
-        for version, part in worker.updates:
-            self._synchronise(worker, version, part, False)
-        worker.updates.clear()
         worker.item = next(worker.order)
         neighbour = stage.index + (1 if item.forward else -1)
         if 0 <= neighbour < len(self.stages):
@@ -347,10 +341,7 @@ class _Run:
             return
         del stage.gradients[round, part]
         for shard in self.workers[stage.first_worker : stage.first_worker + stage.load.replicas]:
-            if shard.is_running and self.versions[stage.index].lag == 0:
-                shard.updates.append((round + 1, part))
-            else:
-                self._synchronise(shard, round + 1, part, False)
+            self._synchronise(shard, round + 1, part, False)
 
     def _take_parameters(self, worker: _Worker, version: int) -> None:
         arrived = worker.parameters.get(version, 0) + 1

@@ -2,8 +2,8 @@
 
     for each work item of pd_format.schedule.work_order:
         F: wait for the activations and for the weight version; run; send what crosses the cut
-        B: wait for the gradients, and for the version that must be whole; run; answer upstream; hand the parameters'
-           gradients to the shards
+        B: wait for the gradients, and for the version that must be whole; run, and meanwhile hand the parameters'
+           gradients to the shards and take over what has become of them; answer upstream
 
 Every B is answered upstream by one message, also without a gradient in it: that keeps `in_flight` a bound. Validation
 runs the same order with empty backward passes.
@@ -141,6 +141,9 @@ class StageRunner:
         self._inbox.on_idle = self._advance
         self._inbox.on_arrival = recorder.arrived
         self._inbox.on_tick = self._tick
+        if self._stage.replicas > 1:
+            # After the server, which is told of a gradient first.
+            engine.watch_gradients(lambda number, gradient: self._inbox.poll())
         self._inbox.handle("gradient", self._take_gradients)
         self._inbox.handle("parameters", self._take_parameters)
 

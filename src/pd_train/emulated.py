@@ -90,7 +90,7 @@ class EmulatedEngine:
         self._sent = () if is_last else _activations(crossing_bytes(crossing, size, samples) if crossing else size)
         self._answers: dict[int, list[Tensor]] = {}
         self._gradients_of: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
-        self._ready: Callable[[int, Tensor], None] | None = None
+        self._watching: list[Callable[[int, Tensor], None]] = []
         self.ends: list[float] = []
         """When each backward pass ended."""
 
@@ -111,10 +111,10 @@ class EmulatedEngine:
             found = [None if gradient is None else gradient.shape for gradient in gradients]
             if found != wanted:
                 raise RuntimeError(f"gradients of {found} arrived for values of {wanted}")
-        if self._ready is not None:
-            for due, number in self._due:
-                self._wait(start + due)
-                self._ready(number, self._gradients[number])
+        for due, number in self._due if self._watching else ():
+            self._wait(start + due)
+            for ready in self._watching:
+                ready(number, self._gradients[number])
         answers: list[Tensor | None] = [*self._answers.pop(key)]
         self._wait(start + self._backward_s)
         self.ends.append(self._clock())
@@ -124,7 +124,7 @@ class EmulatedEngine:
         return list(self._gradients)
 
     def watch_gradients(self, ready: Callable[[int, Tensor], None]) -> None:
-        self._ready = ready
+        self._watching.append(ready)
 
     def evaluate(self, index: int, values: tuple[Any, ...], targets: Any | None) -> tuple[Any, ...] | Score:
         raise NotImplementedError("an emulated run validates nothing")

@@ -56,6 +56,8 @@ class GradientBuckets:
                 self._buckets_of[parameter].append(index)
         self._sums: dict[int, Tensor] = {}
         self._lacking: list[int] = []
+        self._seen: set[int] = set()
+        """Parameters that have had their gradient in this pass."""
         self._weight: int | None = None
         self._last = True
         if flat:
@@ -71,6 +73,7 @@ class GradientBuckets:
         self._weight = weight
         self._last = last
         self._lacking = [len({piece.parameter for piece in bucket.pieces}) for bucket in self._buckets]
+        self._seen.clear()
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         """The backward pass is over: what has not left yet leaves now, if it was the last of its update.
@@ -98,6 +101,13 @@ class GradientBuckets:
                 f"parameter {self._names[index]} has a sparse gradient, which a replicated stage cannot cut into "
                 "pieces; build the model with sparse=False."
             )
+        if index in self._seen:
+            raise UserError(
+                f"parameter {self._names[index]} got its gradient in two parts, as it does where a reentrant "
+                "checkpoint is around a module that is used twice; the first part has left already. Give "
+                "torch.utils.checkpoint use_reentrant=False."
+            )
+        self._seen.add(index)
         self._add(index, gradient.contiguous().view(-1))
         if self._last:
             for bucket in self._buckets_of[index]:

@@ -86,10 +86,11 @@ class Recorder:
         self._sums.steady_minibatches += steady
 
     def arrived(self, message: Message) -> None:
-        """A message has been read; called by the compute thread while it computes nothing."""
+        """A message has been read; called by the compute thread."""
         kind = message.kind
         if self._part is Part.OUTSIDE or not message.size or not (kind in CUT_KINDS or kind in SYNC_KINDS):
             return
+        self._settle()
         sent, arrived = message.sent, message.arrived
         covered = 0.0
         for start, end in reversed(self._spans):

@@ -63,7 +63,7 @@ class Server(Protocol):
         """
 
     def advance(self) -> None:
-        """Do what can be done with what has arrived; never called within a backward pass."""
+        """Do what can be done with what has arrived, within a backward pass too."""
 
     def is_drained(self) -> bool:
         """Whether every update of the segment has reached this worker."""

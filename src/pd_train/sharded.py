@@ -4,12 +4,13 @@ Each replica owns a shard: every r-th bucket of the trainable parameters. In the
 leaves for its shard as soon as it is complete; the shard adds up what belongs to an update in replica order,
 applies the optimizer to its own pieces and sends the new parameters to every replica:
 
-    replica 0   B(j) [bucket 1 ----> replica 1] [bucket 0, own]      update bucket 0 --> all
-    replica 1   B(j) [bucket 1, own] [bucket 0 ----> replica 0]      update bucket 1 --> all
+    replica 0   B(j) [bucket 1 ----> replica 1] [bucket 0, own]               update bucket 0 --> all
+    replica 1   B(j) [bucket 1, own]  update bucket 1 --> all  [bucket 0 ----> replica 0]
 
 A stage with a single worker is the case of one shard, one bucket and no message. The class does no I/O of its own: it
-is told what arrived and is given a function that sends. It runs in the compute thread, between work items and while
-that thread waits; only the leaving of gradients happens within a backward pass.
+is told what arrived and is given a function that sends. It runs in the compute thread: between work items, while
+that thread waits, and within a backward pass after each parameter's gradient, so that most of a synchronous round
+is over when the pass is.
 """
 
 from __future__ import annotations
@@ -141,6 +142,8 @@ class ShardedServer:
         self._is_last = following >= self._size.minibatches
         last = self._is_last or following // self._update_size != self._running
         self._outgoing.start(samples if self._is_uneven(self._running) else None, last)
+        if last and self._replicas > 1 and not self._versions.mode.is_naive:
+            self._sets.let_land(self._running + 1, self._versions.backward(minibatch))
 
     def finish_backward(self, gradients: Sequence[Tensor | None]) -> None:
         self._outgoing.finish(gradients)

@@ -7,6 +7,10 @@ flight, and none still to come, uses its version.
     w = 2, lag 0, two sets        F0 F1 B0 F2 B1 F3 B2
     set 0 holds version            0  0  0  0  0  2  2     rewritten after B1, the last to use version 0
     set 1 holds version                  1  1  1  1  3     made by the update after B0
+
+Of replicas an update lands while the backward pass whose gradients it averages still runs: bucket by bucket, each after
+it has left that pass, in the set that the pass itself uses, if that pass is the set's last user. Its weights are
+needed there no more: autograd has added up a parameter's gradient only when every use of the parameter is behind it.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ class ParameterSets:
         self._set_of = {0: 0}
         self._in_use: Counter[int] = Counter()
         self._complete = 0
+        self._landing: tuple[int, int] | None = None
 
     @property
     def complete(self) -> int:
@@ -92,6 +97,16 @@ class ParameterSets:
     def release(self, version: int) -> None:
         """A minibatch that used the version has had its backward pass."""
         self._in_use[version] -= 1
+        self._landing = None
+
+    def let_land(self, version: int, used: int) -> None:
+        """A backward pass begins within which an update may land, over what the pass uses if nobody else does.
+
+        Args:
+            version: that the update makes: one that this pass's gradients are in, so that it comes after them.
+            used: by the pass, which holds it until `release`.
+        """
+        self._landing = version, used
 
     def open(self, version: int) -> int | None:
         """The set that a new version is to be written to, or None while every set is still needed.
@@ -111,7 +126,8 @@ class ParameterSets:
         for held, index in sorted(self._set_of.items()):
             # The update of a version starts from the one before it, so a version stays until the next one is whole.
             settled = held < self._complete or held == newest == self._complete
-            if settled and held < version - self._lag and not self._in_use[held] and not self.is_wanted(held):
+            others = self._in_use[held] - ((version, held) == self._landing)
+            if settled and held < version - self._lag and others <= 0 and not self.is_wanted(held):
                 del self._set_of[held]
                 self._set_of[version] = index
                 return index
@@ -125,4 +141,5 @@ class ParameterSets:
         """After a drain: the newest version of the old segment is version 0 of the new one."""
         self._set_of = {0: self._set_of[self._complete]}
         self._in_use.clear()
+        self._landing = None
         self._complete = 0
