@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -25,7 +26,7 @@ from pd_format.versions import Mode, stage_versions
 from pd_plan.cli import main
 from pd_plan.cluster import Cluster
 from pd_plan.cost import Chain, Partition
-from pd_plan.limited import best_limited
+from pd_plan.limited import RoomSearch, best_limited
 from pd_plan.limited_fixed import best_limited_cuts
 from pd_plan.limits import Limit, Sizes, limited_minibatch_ms
 from pd_plan.memory_report import memory_sentences
@@ -365,8 +366,8 @@ def test_no_plan_exceeds_its_limit(strategy: str, limit: int) -> None:
 @pytest.mark.usefixtures("folder")
 def test_where_nothing_fits_the_layer_and_its_need_are_named_and_what_would_help() -> None:
     assert fail(1, "--machines", "2", "--memory", "590MB") == (
-        "profiles/tiny.json: no plan on 2 machines keeps within 590 MB a worker. The obstacle is layer layer0, Test: "
-        "the leanest plan has it in stage 0 (config 1-1, 2 in flight), which needs 614 MB, 204 MB of it for this "
+        "profiles/tiny.json: no plan on 2 machines keeps within 590 MB a worker at the paper's depths. The obstacle is "
+        "layer layer0, Test: the leanest of these has it in stage 0 (config 1-1, 2 in flight), which needs 614 MB, 204 MB of it for this "
         "layer. What would help: an optimizer without state (--optimizer sgd)."
     )
 
@@ -376,11 +377,57 @@ def test_more_machines_smaller_minibatches_and_recomputation_are_tried_before_th
     message = fail(1, "--machines", "1", "--memory", "615MB", "--optimizer", "momentum")
 
     assert (
-        "no plan on 1 machine keeps within 615 MB a worker. The obstacle is layer layer3, Test: the leanest" in message
+        "no plan on 1 machine keeps within 615 MB a worker with one minibatch in flight. The obstacle is layer layer3, "
+        "Test: the leanest of these" in message
     )
     machines = re.search(r"What would help: (\d+) machines", message)
     assert machines
     assert run("--machines", machines[1], "--memory", "615MB").exit_code == 0
+
+
+VGG = ["--profile", str(Path(__file__).parent.parent / "profiles/v100/vgg16.json")]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--machines", "8", "--memory", "3GB"],
+        ["--machines", "8", "--memory", "4.5GB"],
+        ["--machines", "8", "--strategy", "straight", "--memory", "12GB"],
+        ["--config", "3-2-2-1", "--memory", "4GB"],
+    ],
+)
+def test_fewer_minibatches_in_flight_are_tried_before_they_are_advised(arguments: list[str]) -> None:
+    message = fail(1, *VGG, *arguments)
+    advised = re.search(r"fewer minibatches in flight, which is slower \((--config \S+ --in-flight \S+)\)", message)
+    assert advised, message
+    memory = arguments[arguments.index("--memory") :]
+    result = run(*VGG, *advised[1].split(), *memory)
+    assert result.exit_code == 0, result.output
+    plan = read_plan(Path("plan.json"))
+    replicas = [stage.replicas for stage in plan.stages]
+    assert sum(stage.in_flight for stage in plan.stages) < sum(paper_depths(replicas))
+
+
+@given(CHAINS, st.integers(1, 5), st.integers(1, 3), st.integers(0, 120), st.booleans())
+def test_some_plan_with_so_few_in_flight_is_found_where_there_is_one(
+    layers: list[Heavy], machines: int, most: int, memory_bytes: int, recompute: bool
+) -> None:
+    limit = limit_of(layers, memory_bytes, recompute)
+    chain = Chain.of(profiles_of(layers))
+    found = RoomSearch(chain, limit, Cluster(machines, 1e9), most_in_flight=most).plan_under(math.inf)
+
+    def depths_of(replicas: Sequence[int]) -> list[int]:
+        return [min(depth, most) for depth in paper_depths(replicas)]
+
+    if found is not None:
+        assert limit.fits(found[0], depths_of(found[0].replicas), found[1])
+        assert sum(found[0].replicas) <= machines
+        return
+    for ends, replicas in shapes_of(layers, machines):
+        for again in product((False, True) if recompute else (False,), repeat=len(ends)):
+            assert not limit.fits(Partition(ends, replicas), depths_of(replicas), again)
 
 
 @pytest.mark.usefixtures("folder")
@@ -389,11 +436,11 @@ def test_more_machines_smaller_minibatches_and_recomputation_are_tried_before_th
     [
         (
             ["--machines", "2", "--memory", "1MB"],
-            "profiles/tiny.json: no plan on 2 machines keeps within 1 MB a worker. ",
+            "profiles/tiny.json: no plan on 2 machines keeps within 1 MB a worker at the paper's depths. ",
         ),
         (
             ["--config", "1-1", "--memory", "500MB"],
-            "profiles/tiny.json: no plan of config 1-1 keeps within 500 MB a worker. The obstacle is layer layer0, ",
+            "profiles/tiny.json: no plan of config 1-1 keeps within 500 MB a worker at the paper's depths. The obstacle is ",
         ),
         (
             ["--machines", "2", "--strategy", "data-parallel", "--memory", "500MB"],
@@ -401,7 +448,7 @@ def test_more_machines_smaller_minibatches_and_recomputation_are_tried_before_th
         ),
         (
             ["--config", "1-1", "--memory", "900MB", "--in-flight", "9-1"],
-            "profiles/tiny.json: no plan of config 1-1 keeps within 900 MB a worker. The obstacle is layer layer0, ",
+            "profiles/tiny.json: no plan of config 1-1 keeps within 900 MB a worker at these depths. The obstacle is layer layer0, ",
         ),
         (
             ["--machines", "2", "--memory", "1.5GB", "--in-flight", "9-1"],

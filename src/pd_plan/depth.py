@@ -24,7 +24,16 @@ from pd_plan.cost import Partition, transfer_ms
 from pd_plan.network import Wiring
 from pd_plan.simulator import StageLoad, effort, parts_of, steady_ms
 
-__all__ = ["Depths", "candidates", "choose_depths", "default_mode", "given_depths", "loads_of", "rate_depths"]
+__all__ = [
+    "Depths",
+    "candidates",
+    "choose_depths",
+    "deadlock_of",
+    "default_mode",
+    "given_depths",
+    "loads_of",
+    "rate_depths",
+]
 
 _FACTORS = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5)
 """x, in the order tried."""
@@ -167,7 +176,7 @@ def choose_depths(
     order.insert(sum(in_flight(depths) <= in_flight(paper) for depths in order), paper)
     tried: list[tuple[tuple[int, ...], float]] = []
     for depths in order:
-        if _deadlock(replicas, depths) is not None or not fits(depths):
+        if deadlock_of(replicas, depths) is not None or not fits(depths):
             continue
         spent += 0 if depths == paper else effort(loads, depths)
         if spent > _MOST_EFFORT:
@@ -219,13 +228,14 @@ def given_depths(replicas: Sequence[int], in_flight: str | Sequence[int]) -> tup
             f"in_flight {given} has {len(depths)} depths, config {config} has {len(replicas)} stages; "
             f"give one a stage, such as {paper}."
         )
-    reason = _deadlock(replicas, depths)
+    reason = deadlock_of(replicas, depths)
     if reason is not None:
         raise UserError(f"{reason}. Give deeper earlier stages, such as {paper}.")
     return depths
 
 
-def _deadlock(replicas: Sequence[int], depths: Sequence[int]) -> str | None:
+def deadlock_of(replicas: Sequence[int], depths: Sequence[int]) -> str | None:
+    """Why these depths deadlock as pd-train runs them by default; None where they do not."""
     mode = default_mode(len(replicas))
     lags = [stage_versions(mode, replicas, depths, s).lag for s in range(len(replicas))]
     return find_deadlock(replicas, depths, lags)

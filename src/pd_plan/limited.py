@@ -114,18 +114,27 @@ class RoomSearch:
         limit: on the memory.
         cluster: of the machines.
         model: of the costs.
+        most_in_flight: at a stage, where the paper's depth is more; such plans are slower than the model says.
     """
 
-    def __init__(self, chain: Chain, limit: Limit, cluster: Cluster, model: CostModel = PAPER) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        limit: Limit,
+        cluster: Cluster,
+        model: CostModel = PAPER,
+        most_in_flight: int | None = None,
+    ) -> None:
         self._chain, self._limit, self._cluster = chain, limit, cluster
         self._at = np.array(chain.boundaries)
         self._last = len(self._at) - 1
         machines = cluster.machines
+        self._most_in_flight = machines if most_in_flight is None else most_in_flight
         # Pairs (R, r), those of one R beside each other, and the table of each: one a (r, w).
         self._total = np.concatenate([np.full(R, R) for R in range(1, machines + 1)])
         self._replicas = np.concatenate([np.arange(1, R + 1) for R in range(1, machines + 1)])
         self._begin = np.array([R * (R - 1) // 2 for R in range(1, machines + 2)])
-        self._depth = -(-self._total // self._replicas)
+        self._depth = np.minimum(-(-self._total // self._replicas), self._most_in_flight)
         self._demand = self._depth * self._replicas
         kinds, self._kind = np.unique(np.stack([self._replicas, self._depth], axis=1), axis=0, return_inverse=True)
         self._kind = self._kind.reshape(-1)
@@ -214,7 +223,8 @@ class RoomSearch:
         """Where a stage from a node to a boundary leads."""
         if boundary == self._last:
             return _Node(boundary, 0, 0)
-        return _Node(boundary, node.machines - replicas, -(-node.machines // replicas) * replicas)
+        depth = min(-(-node.machines // replicas), self._most_in_flight)
+        return _Node(boundary, node.machines - replicas, depth * replicas)
 
     def _rooms(self, recompute: bool) -> Rooms:
         """For each (r, w), the largest q that stage [i, j) has memory for; -1 where it has none for itself."""

@@ -17,6 +17,7 @@ from pd_format.profile import LayerProfile
 from pd_format.units import format_bytes
 from pd_format.versions import default_sync, lag_of
 from pd_plan.cost import Partition
+from pd_plan.fewer import Fewer
 from pd_plan.limits import Limit, Sizes
 from pd_plan.text import short_config
 
@@ -39,9 +40,11 @@ def why_none_fits(
     layers: Sequence[LayerProfile],
     limit: Limit,
     what: str,
+    at: str,
     find: Finder,
     minibatch_size: int | None,
     machines_needed: Callable[[], int | None] = lambda: None,
+    fewer: Callable[[], Fewer | None] = lambda: None,
 ) -> UserError:
     """The error to raise where no plan keeps within a limit.
 
@@ -49,11 +52,13 @@ def why_none_fits(
         layers: of the profile.
         limit: that nothing keeps within.
         what: the plans that were looked at, as in `no plan on 4 machines`.
+        at: how many minibatches they keep in flight, as in `at the paper's depths`.
         find: finds such a plan.
         minibatch_size: in samples, None where it is not known.
         machines_needed: how many machines some plan within the limit takes, where the number may be raised.
+        fewer: finds a plan within the limit that keeps fewer minibatches in flight.
     """
-    text = f"{what} keeps within {format_bytes(limit.memory_bytes)} a worker."
+    text = f"{what} keeps within {format_bytes(limit.memory_bytes)} a worker {at}."
     least = _least(limit, find)
     if least is not None:
         text += " " + _obstacle(layers, limit.sizes, least)
@@ -61,6 +66,12 @@ def why_none_fits(
     more = machines_needed()
     if more is not None:
         helps.insert(0, f"{more} machines")
+    few = fewer()
+    if few is not None:
+        partition, depths = few
+        options = f"--config {partition.config} --in-flight {'-'.join(map(str, depths))}"
+        recompute = " --recompute" if limit.recompute else ""
+        helps.insert(0, f"fewer minibatches in flight, which is slower ({options}{recompute})")
     if helps:
         return UserError(f"{text} What would help: {', or '.join(helps)}.")
     every = replace(limit, recompute=True, sizes=replace(limit.sizes, optimizer="sgd").with_minibatch(_LEAST_PART))
@@ -124,7 +135,7 @@ def _obstacle(layers: Sequence[LayerProfile], sizes: Sizes, found: Found) -> str
     if end - first == 1:
         return text + f"even alone in {where} it needs {format_bytes(needed[stage])}."
     return (
-        f"{text}the leanest plan has it in {where}, which needs {format_bytes(needed[stage])}, "
+        f"{text}the leanest of these has it in {where}, which needs {format_bytes(needed[stage])}, "
         f"{format_bytes(own(largest))} of it for this layer."
     )
 

@@ -12,6 +12,7 @@ from pd_format.schedule import paper_depths
 from pd_format.units import format_bytes
 from pd_plan.cluster import Cluster
 from pd_plan.cost import PAPER, Chain, CostModel, Partition, minibatch_ms
+from pd_plan.fewer import Fewer, fewer_in_flight
 from pd_plan.limited import RoomSearch, best_limited, is_small_enough
 from pd_plan.limited_fixed import best_limited_cuts, cheapest_limited_cuts, some_cuts
 from pd_plan.limits import Limit
@@ -106,11 +107,21 @@ def keep_within(
                 return plan[0].machines
         return None
 
+    def fewer() -> Fewer | None:
+        if depths is not None or serial or (len(usual) == 1 and strategy != "auto"):
+            return None
+        if strategy != "auto":
+            return fewer_in_flight(chain, limit, cluster, free.replicas)
+        return fewer_in_flight(chain, limit, cluster) if is_small_enough(chain, cluster) else None
+
     count = f"{cluster.machines} machine{'' if cluster.machines == 1 else 's'}"
     what = f"no plan on {count}" if strategy == "auto" else f"no plan of config {short_config(free.config)}"
     if strategy in ("single", "data-parallel"):
         what = f"strategy {strategy} (config {short_config(free.config)}) does not fit: nothing of it"
-    raise why_none_fits(layers, limit, what, find, minibatch_size, machines_needed)
+    at = "at the paper's depths" if depths is None else "at these depths"
+    if serial or cluster.machines == 1 or (strategy != "auto" and set(usual) == {1}):
+        at = "with one minibatch in flight"
+    raise why_none_fits(layers, limit, what, at, find, minibatch_size, machines_needed, fewer)
 
 
 def check_depths(limit: Limit, partition: Partition, depths: Sequence[int], recompute: Sequence[bool]) -> None:
