@@ -17,7 +17,7 @@ from pd_plan.explain import explain, parts_of
 from pd_plan.memory_report import memory_line, memory_sentences
 from pd_plan.planner import Alternative, Decision, alternatives, chain_of, model_of, partition_of
 from pd_plan.rates import rate_rows, rate_sentences
-from pd_plan.text import CONFIG_WIDTH, line, paragraph, row, short_config
+from pd_plan.text import CONFIG_WIDTH, Columns, line, paragraph, short_config
 
 __all__ = ["print_report", "sentences_of"]
 
@@ -99,9 +99,9 @@ def _compressed(profile: Profile, plan: Plan) -> str:
 
 
 def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
-    columns = ("stage", "layers", "replicas", "in flight", "compute", "share", "sync", "pace", "memory")
-    widths = (5, 6, 8, 9, 9, 6, 9, 9, 8)
-    line(console, row(columns, widths), "bold")
+    heads = ("stage", "layers", "replicas", "in flight", "compute", "share", "sync", "pace", "memory")
+    columns = Columns(console, heads, (5, 6, 8, 9, 9, 6, 9, 9, 8))
+    indent = " " * (6 if columns.fits else 2)
     total = plan.predicted.single_machine_ms
     layers = as_sent(profile, compression_of(plan)).layers
     times = {(part.what, part.stage): part.ms for part in parts_of(profile, plan)}
@@ -110,7 +110,7 @@ def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
         # One line in the place of one stage would save nothing.
         if len(left_out) > 1 and stage.index in left_out:
             if stage.index == left_out.start:
-                line(console, f"      ... {len(left_out)} stages left out here; the plan file has all ...", "dim")
+                line(console, f"{indent}... {len(left_out)} stages left out here; the plan file has all ...", "dim")
             continue
         predicted = stage.predicted
         share = predicted.compute_ms / total if total else 0.0
@@ -126,22 +126,22 @@ def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
             format_ms(pace),
             format_bytes(predicted.memory_bytes),
         )
-        line(console, row(cells, widths))
+        columns.row(cells)
         names = _shortened(stage.first_layer)
         if stage.layers > 1:
             names += f" to {_shortened(stage.last_layer)}"
         names += ", recomputed" if stage.recompute else ""
-        line(console, f"      {names}", "cyan")
+        line(console, f"{indent}{names}", "cyan")
         if end < len(layers):
             size = format_bytes(layers[end - 1].activation_bytes)
             ways = "one way" if plan.inference else "each way"
-            line(console, f"      -- cut: {size} {ways}, {format_ms(times['cut', stage.index])} --", "dim")
+            line(console, f"{indent}-- cut: {size} {ways}, {format_ms(times['cut', stage.index])} --", "dim")
     paragraph(console, _NOTE, "dim")
 
 
 def _print_comparison(console: Console, plan: Plan, others: Sequence[Alternative]) -> None:
-    widths = (-19, -CONFIG_WIDTH, 13, 10, 16)
-    line(console, row(("", "config", "a minibatch", "speed-up", "sent a minibatch"), widths), "bold")
+    heads = ("", "config", "a minibatch", "speed-up", "sent a minibatch")
+    columns = Columns(console, heads, (-19, -CONFIG_WIDTH, 13, 10, 16))
     predicted = plan.predicted
     rows = [("this plan", plan.config, predicted.minibatch_ms, predicted.bytes_per_minibatch)]
     for other in others:
@@ -149,17 +149,16 @@ def _print_comparison(console: Console, plan: Plan, others: Sequence[Alternative
     for index, (name, config, ms, size) in enumerate(rows):
         speedup = predicted.single_machine_ms / ms if ms else 1.0
         cells = (name, short_config(config), format_ms(ms), f"{speedup:.2f} x", format_bytes(size))
-        line(console, row(cells, widths), "green" if index == 0 else "")
+        columns.row(cells, "green" if index == 0 else "")
 
 
 def _print_rates(console: Console, decision: Decision) -> None:
-    widths = (-19, -CONFIG_WIDTH, 13, 14)
-    line(console, row(("", "in flight", "a minibatch", "to the model"), widths), "bold")
+    columns = Columns(console, ("", "in flight", "a minibatch", "to the model"), (-19, -CONFIG_WIDTH, 13, 14))
     for rate in rate_rows(decision):
         time = "too large" if rate.ms is None else format_ms(rate.ms)
         difference = "" if rate.difference is None else f"{rate.difference:+.1%}"
         depths = short_config("-".join(map(str, rate.in_flight)))
-        line(console, row((rate.name, depths, time, difference), widths))
+        columns.row((rate.name, depths, time, difference))
 
 
 def _shortened(name: str) -> str:

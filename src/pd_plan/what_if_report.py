@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from pd_format.units import format_bytes, format_ms
-from pd_plan.text import line, paragraph, row, short_config
+from pd_plan.text import Columns, paragraph, short_config
 from pd_plan.what_if import ENOUGH, Spread, Sweep
 
 __all__ = ["print_spreads", "print_sweep"]
@@ -17,10 +17,10 @@ _CONFIGS = 3
 def print_sweep(console: Console, sweep: Sweep) -> None:
     """The table over 1..M machines, and how many are enough."""
     heads = ("machines", "config", "a minibatch", "speed-up", "efficiency", "sent a minibatch")
-    line(console, row(heads, _WIDTHS), "bold")
+    columns = Columns(console, heads, _WIDTHS)
     for entry in sweep.rows:
         if entry.partition is None:
-            line(console, row((str(entry.machines), "none fits", "", "", "", ""), _WIDTHS), "dim")
+            columns.row((str(entry.machines), "none fits", "", "", "", ""), "dim")
             continue
         cells = (
             str(entry.machines),
@@ -30,7 +30,7 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
             f"{entry.efficiency:.0%}",
             format_bytes(entry.bytes_per_minibatch),
         )
-        line(console, row(cells, _WIDTHS), "green" if entry.machines == sweep.enough else "")
+        columns.row(cells, "green" if entry.machines == sweep.enough else "")
     if sweep.enough is None:
         paragraph(console, "No plan on any of these numbers of machines keeps within the memory limit.")
         return
@@ -54,7 +54,7 @@ def print_spreads(console: Console, config: str, profile: Spread, bandwidth: Spr
     """
     widths = (-22, 13, 13, 13, 14)
     heads = (f"off by up to {profile.part:.0%}", "draws", "other config", "slower, half", "slower, worst")
-    line(console, row(heads, widths), "bold")
+    columns = Columns(console, heads, widths)
     for name, spread in (("times and sizes", profile), ("bandwidth", bandwidth)):
         cells = (
             name,
@@ -63,7 +63,7 @@ def print_spreads(console: Console, config: str, profile: Spread, bandwidth: Spr
             f"{spread.median_slower:.1%}",
             f"{spread.worst_slower:.1%}",
         )
-        line(console, row(cells, widths))
+        columns.row(cells)
     for name, spread in (("times and sizes", profile), ("the bandwidth", bandwidth)):
         others = [f"{short_config(other)} ({count / spread.draws:.0%})" for other, count in spread.configs[:_CONFIGS]]
         if spread.changed:

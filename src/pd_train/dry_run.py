@@ -29,6 +29,7 @@ from pd_train.host import available_memory_bytes
 from pd_train.keys import read_key
 from pd_train.launch import listen_at
 from pd_train.meeting import COMMON_MARK
+from pd_train.narrow import fitted
 from pd_train.options import RunOptions
 from pd_train.routing import on_the_host_of, place_of
 from pd_train.run_folder import check_run_folder, has_checkpoint, held
@@ -68,7 +69,7 @@ def rehearse(settled: Settled, said: Iterable[Note], quiet: bool = False, stream
     console.print(_facts([("plan", f"{options.plan.config}; {identity.why}"), *stages, *found.items()]))
     for note in said:
         console.print(f"{note.kind}: {note.text}" if note.kind != "information" else note.text)
-    console.print(_workers_table(options, devices))
+    console.print(fitted(_workers_table(options, devices), console))
     console.print(_READY)
 
 
@@ -192,6 +193,8 @@ def _facts(rows: Iterable[tuple[str, str]]) -> Table:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

@@ -11,6 +11,7 @@ from pd_format.plan import Plan
 from pd_format.units import format_bytes, format_ms
 from pd_train.events import NetworkMeasured
 from pd_train.host import is_loopback
+from pd_train.narrow import fitted
 from pd_train.terminal import UNKNOWN, open_console
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def network_table(plan: Plan, measured: NetworkMeasured) -> Table:
 def print_network_table(plan: Plan, measured: NetworkMeasured, stream: TextIO | None = None) -> None:
     """Print `network_table` and the advice, on standard output by default."""
     console = open_console(sys.stdout if stream is None else stream, terminal=None)
-    console.print(network_table(plan, measured))
+    console.print(fitted(network_table(plan, measured), console))
     console.print(advice(plan, measured), soft_wrap=True)
 
 

@@ -13,6 +13,7 @@ import click
 from pd_format.errors import UserError
 from pd_train.comparison import comparison_table
 from pd_train.metrics import METRICS
+from pd_train.narrow import fitted
 from pd_train.past_run import PastRun, read_run
 from pd_train.run_table import print_run_table
 from pd_train.terminal import open_console
@@ -91,7 +92,7 @@ def show_report(
 
 def _compare(runs: Sequence[PastRun], target: float | None, stream: TextIO) -> None:
     console = open_console(stream, terminal=None)
-    console.print(comparison_table(runs, target))
+    console.print(fitted(comparison_table(runs, target), console))
     for run in runs:
         if run.state is not None:
             console.print(f"{run.folder}: {run.state}.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pd_format.units import format_bytes
 from pd_train.breakdown import Breakdown, Performance, StageBreakdown, TransferBreakdown
+from pd_train.narrow import fitted
 from pd_train.terminal import UNKNOWN, figure_text, share_text, signed_text
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def stage_table(figures: Breakdown, width: int) -> Table:
 def print_stages(performance: Performance | None, console: Console) -> None:
     """Print `stage_table` and the sentence about the bottleneck, where anything is known."""
     if performance is not None:
-        console.print(stage_table(performance.breakdown, console.width))
+        table = stage_table(performance.breakdown, console.width)
+        console.print(fitted(table, console, headless="difference"))
         console.print(f"\n{performance.bottleneck.sentence}")
 
 
