@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from pd_format.interrupts import Program, ending_at_once
+
+SRC = Path(__file__).parent.parent / "src"
 
 INTERRUPTED = """
 import atexit, os, signal, sys
@@ -71,6 +74,16 @@ def test_ctrl_c_shows_no_traceback(program: str, moment: str, arguments: list[st
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 1
+
+
+def test_it_is_in_force_before_anything_slow_is_loaded() -> None:
+    code = "import sys; before = set(sys.modules); import pd_format.interrupts; print(*(set(sys.modules) - before))"
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    loaded = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, env=environment
+    ).stdout.split()
+    assert "pd_format.interrupts" in loaded
+    assert not {"typing", "re", "contextlib", "inspect", "threading", "click"} & set(loaded)
 
 
 def test_what_was_printed_is_not_lost(tmp_path: Path) -> None:

@@ -17,8 +17,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType
-from typing import Any
+
+TYPE_CHECKING = False  # Even `typing` takes milliseconds.
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
 
 __all__ = ["Program", "ending_at_once"]
 
