@@ -4,7 +4,9 @@
     host 1 (10.77.0.2) ---veth---+--- bridge in a namespace of its own
     host 2 ...                   +
 
-Nothing touches the machine's own network. It needs root and iproute2.
+Nothing touches the machine's own network. It needs root and iproute2. Whatever the machine's TCP is, hosts have Reno:
+connections that share a link then have even shares of it. With BBR, which some machines have, four hosts that all send
+to each other left receiving cards up to a third idle.
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ class Network:
             name = f"{self._name}h{host}"
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
+            reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
+            _ip("netns", "exec", name, "sh", "-c", reno)
             _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{host}", "netns", self._switch)
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "mtu", self._frame, "up")
