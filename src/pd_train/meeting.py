@@ -164,7 +164,6 @@ class Meeting:
         self._others = [rank for rank in addresses if rank != about.rank]
         self._there: dict[int, About] = {}
         self._joined: set[int] = set()
-        self._refusal: str | None = None
         self._start = time.monotonic()
 
     def run(self) -> str:

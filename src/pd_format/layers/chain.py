@@ -116,9 +116,9 @@ class Chain:
             training.output.args[0], lambda leaf: values[leaf][0] if isinstance(leaf, fx.Node) else leaf
         )
 
-    def crossing(self, layer: int, training: bool = True) -> tuple[str, ...]:
-        """Names of the values that cross a cut right after `layer`: made before it, inputs included, and used after."""
-        return tuple(node.name for node in self._passes[training].crossing(layer))
+    def crossing(self, layer: int) -> tuple[str, ...]:
+        """Names of the values that cross a cut after `layer` in training: inputs or made before it, and used later."""
+        return tuple(node.name for node in self._passes[True].crossing(layer))
 
     def crossing_bytes(self, layer: int, precision: Precision = FP32) -> int:
         """Bytes of the tensors that cross a cut right after `layer` in training, for the traced minibatch size."""
