@@ -16,6 +16,7 @@ from pd_train.server import SegmentSize
 from pd_train.sharded import ShardedServer
 from pd_train.torch_engine import watch_leaves
 from pd_train.weights import ParameterSets
+from pd_train.wire import WireError
 
 SGD = OptimizerOptions("sgd", lr=1.0, momentum=0.0)
 
@@ -296,6 +297,17 @@ def test_a_shards_version_only_grows() -> None:
     for shard in range(3):
         versions = [version for sender, version in sent if sender == shard]
         assert versions == sorted(set(versions))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_what_comes_compressed_where_nothing_is_compressed_is_refused(sync: str) -> None:
+    group = Group(2, [64, 64], Mode(sync=sync))
+    group.start(2)
+    for bucket in (0, 1):  # One of them is this replica's.
+        with pytest.raises(WireError, match=f"bucket {bucket} compressed, which such a message cannot be about"):
+            group.servers[0].take_gradients(0, 0, 1, (bucket, [torch.zeros(64)], 0))
+        with pytest.raises(WireError, match=f"bucket {bucket} compressed, which such a message cannot be about"):
+            group.servers[0].take_parameters(0, 1, (bucket, [torch.zeros(64)]))
 
 
 def test_a_sparse_gradient_is_refused_with_the_parameters_name() -> None:

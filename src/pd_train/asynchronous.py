@@ -15,10 +15,11 @@ from torch import Tensor
 
 from pd_format.layers.values import tensors_in
 from pd_format.versions import StageVersions
-from pd_train.gradients import GradientBuckets, Gradients, WatchGradients
+from pd_train.compressed import check_message, unpacked
+from pd_train.gradients import GradientBuckets, Gradients, Pieces, WatchGradients
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
-from pd_train.server import SegmentSize, Send, check_pieces, cut_stage, piece_view
+from pd_train.server import SegmentSize, Send, cut_stage, piece_view
 from pd_train.shard import Shard
 from pd_train.weights import ParameterSets
 
@@ -65,7 +66,7 @@ class AsynchronousServer:
         self._versions = [0] * len(self._buckets)
         self._read = list(self._versions)
         self._gradients: list[tuple[int, int, Gradients, int]] = []
-        self._parameters: list[tuple[int, int, int, tuple[Tensor, ...]]] = []
+        self._parameters: list[tuple[int, int, int, Gradients]] = []
         self.staleness: Counter[int] = Counter()
         """Of every gradient of a bucket that this shard has applied: updates between its being read for and applied."""
 
@@ -86,16 +87,16 @@ class AsynchronousServer:
     def finish_backward(self, gradients: Sequence[Tensor | None]) -> None:
         self._outgoing.finish(gradients)
 
-    def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Gradients, int]) -> None:
-        bucket, gradients, read = body
+    def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Pieces, int]) -> None:
+        bucket, found, read = body
         if replica != self._replica:
-            check_pieces(bucket, gradients, self._of_own)
-        self._gradients.append((segment, bucket, gradients, read))
+            check_message(None, bucket, found, self._of_own, is_gradient=True)
+        self._gradients.append((segment, bucket, unpacked(None, bucket, found), read))
 
-    def take_parameters(self, segment: int, version: int, body: tuple[int, tuple[Tensor, ...]]) -> None:
-        bucket, tensors = body
-        check_pieces(bucket, tensors, self._of_others)
-        self._parameters.append((segment, bucket, version, tensors))
+    def take_parameters(self, segment: int, version: int, body: tuple[int, Pieces]) -> None:
+        bucket, found = body
+        check_message(None, bucket, found, self._of_others, is_gradient=False)
+        self._parameters.append((segment, bucket, version, unpacked(None, bucket, found)))
 
     def advance(self) -> None:
         gradients, self._gradients = self._gradients, []
@@ -112,7 +113,8 @@ class AsynchronousServer:
                 self._versions[bucket] = version
                 with torch.no_grad():
                     for piece, tensor in zip(self._pieces[bucket], tensors, strict=True):
-                        piece.copy_(tensor)
+                        if tensor is not None:
+                            piece.copy_(tensor)
 
     def is_drained(self) -> bool:
         if any(version < self._minibatches for version in self._versions):

@@ -21,14 +21,11 @@ from torch import Tensor
 
 from pd_format.compression import FLOAT_BYTES, GradientScheme
 from pd_train.compressors import check_parts, get_compressor
-from pd_train.gradients import Gradients
+from pd_train.gradients import Gradients, Pieces
 from pd_train.server import check_pieces
 from pd_train.wire import WireError
 
-__all__ = ["CompressedTraffic", "EmulatedTraffic", "Pieces", "check_message", "unpacked"]
-
-Pieces = tuple[Tensor | None, ...] | list[Tensor]
-"""What a message has of a bucket: a tuple of its pieces, or a list of a compressor's parts."""
+__all__ = ["CompressedTraffic", "check_message", "unpacked"]
 
 
 class CompressedTraffic:

@@ -15,10 +15,13 @@ from pd_format.errors import UserError
 from pd_train.arithmetic import TORCH_ARITHMETIC, Arithmetic
 from pd_train.buckets import Bucket
 
-__all__ = ["GradientBuckets", "Gradients", "WatchGradients"]
+__all__ = ["GradientBuckets", "Gradients", "Pieces", "WatchGradients"]
 
 Gradients = tuple[Tensor | None, ...]
 """Of the pieces of a bucket; None where no minibatch gave the parameter one."""
+
+Pieces = Gradients | list[Tensor]
+"""What a message has of a bucket: a tuple of its pieces, or a list of a compressor's parts."""
 
 WatchGradients = Callable[[Callable[[int, Tensor], None]], None]
 """Has a function told of each gradient as soon as there is one: see `pd_train.engine.StageEngine.watch_gradients`."""

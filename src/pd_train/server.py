@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from pd_train.buckets import Bucket, Piece, cut_into_buckets, whole_parameters
-from pd_train.gradients import Gradients
+from pd_train.gradients import Pieces
 from pd_train.shard import Shard
 from pd_train.wire import WireError
 
@@ -48,14 +48,15 @@ class Server(Protocol):
     def finish_backward(self, gradients: Sequence[Tensor | None]) -> None:
         """The backward pass is over; gradients of the parameters, in their order."""
 
-    def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Gradients, int]) -> None:
+    def take_gradients(self, segment: int, update: int, replica: int, body: tuple[int, Pieces, int]) -> None:
         """A replica's gradients for one of this shard's buckets have arrived.
 
         Raises:
-            WireError: they are of another size or dtype than the bucket, or it is another shard's.
+            WireError: they are of another size or dtype than the bucket, or compressed otherwise than the plan says,
+                or it is another shard's.
         """
 
-    def take_parameters(self, segment: int, version: int, body: tuple[int, tuple[Tensor, ...]]) -> None:
+    def take_parameters(self, segment: int, version: int, body: tuple[int, Pieces]) -> None:
         """New parameters have arrived from the shard that owns the bucket.
 
         Raises:

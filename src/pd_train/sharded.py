@@ -27,8 +27,8 @@ from pd_format.schedule import rounds_of
 from pd_format.versions import StageVersions
 from pd_train.arithmetic import TORCH_ARITHMETIC, Arithmetic
 from pd_train.clipping import Clipping
-from pd_train.compressed import CompressedTraffic, Pieces, check_message, unpacked
-from pd_train.gradients import GradientBuckets, Gradients, WatchGradients
+from pd_train.compressed import CompressedTraffic, check_message, unpacked
+from pd_train.gradients import GradientBuckets, Gradients, Pieces, WatchGradients
 from pd_train.loss_scale import LossScale
 from pd_train.optimizers import MovingOptimizer
 from pd_train.options import OptimizerOptions
