@@ -159,31 +159,6 @@ class CompressedTraffic:
         return list(torch.split(row, [piece.numel() for piece in self._pieces[bucket]]))
 
 
-class EmulatedTraffic(CompressedTraffic):
-    """Messages of the same sizes, whose numbers nobody looks at; it takes no time."""
-
-    def pack_gradients(self, bucket: int, gradients: Gradients, weight: int | None, last: bool) -> Pieces:
-        if last or bucket not in self._elements:
-            return gradients
-        return [torch.ones(len(gradients), dtype=torch.bool), *self._parts(bucket)]
-
-    def unpack_gradients(self, bucket: int, found: list[Tensor]) -> Gradients:
-        return tuple(found)
-
-    def pack_step(self, bucket: int, pieces: Sequence[Tensor]) -> Pieces:
-        return self._parts(bucket)
-
-    def add_step(self, bucket: int, parts: list[Tensor], pieces: Sequence[Tensor]) -> None:
-        pass
-
-    def _reserve(self, own: set[int]) -> None:
-        pass
-
-    def _parts(self, bucket: int) -> list[Tensor]:
-        forms = self._compressor.forms(self._elements[bucket])
-        return [torch.zeros(shape, dtype=dtype) for dtype, shape in forms]
-
-
 def check_message(
     traffic: CompressedTraffic | None,
     bucket: int,

@@ -22,12 +22,21 @@ from torch import Tensor, nn
 
 from pd_format.compression import crossing_bytes
 from pd_format.profile import LayerProfile
+from pd_train.compressed import CompressedTraffic
 from pd_train.course import Key
 from pd_train.data import Minibatch
 from pd_train.engine import Score
+from pd_train.gradients import Gradients, Pieces
 from pd_train.optimizers import MovingOptimizer
 
-__all__ = ["EmulatedEngine", "EmulatedMinibatches", "EmulatedSource", "NoArithmetic", "parameters_of", "wait_until"]
+__all__ = [
+    "EmulatedEngine",
+    "EmulatedMinibatches",
+    "EmulatedSource",
+    "EmulatedTraffic",
+    "NoArithmetic",
+    "parameters_of",
+]
 
 
 def wait_until(due: float) -> None:
@@ -164,6 +173,31 @@ class NoArithmetic:
         rate: float,
     ) -> None:
         pass
+
+
+class EmulatedTraffic(CompressedTraffic):
+    """Instead of compressing: messages of the same sizes, whose numbers nobody looks at, and which take no time."""
+
+    def pack_gradients(self, bucket: int, gradients: Gradients, weight: int | None, last: bool) -> Pieces:
+        if last or bucket not in self._elements:
+            return gradients
+        return [torch.ones(len(gradients), dtype=torch.bool), *self._parts(bucket)]
+
+    def unpack_gradients(self, bucket: int, found: list[Tensor]) -> Gradients:
+        return tuple(found)
+
+    def pack_step(self, bucket: int, pieces: Sequence[Tensor]) -> Pieces:
+        return self._parts(bucket)
+
+    def add_step(self, bucket: int, parts: list[Tensor], pieces: Sequence[Tensor]) -> None:
+        pass
+
+    def _reserve(self, own: set[int]) -> None:
+        pass
+
+    def _parts(self, bucket: int) -> list[Tensor]:
+        forms = self._compressor.forms(self._elements[bucket])
+        return [torch.zeros(shape, dtype=dtype) for dtype, shape in forms]
 
 
 class EmulatedMinibatches:

@@ -8,9 +8,8 @@ import torch
 
 from pd_format.compression import parse_gradients
 from pd_format.versions import sets_needed
-from pd_train.compressed import EmulatedTraffic
 from pd_train.compute import StageRunner
-from pd_train.emulated import EmulatedEngine, EmulatedSource, NoArithmetic, parameters_of
+from pd_train.emulated import EmulatedEngine, EmulatedSource, EmulatedTraffic, NoArithmetic, parameters_of
 from pd_train.emulation import Emulation, layers_of
 from pd_train.links import Links
 from pd_train.options import RunOptions
