@@ -145,14 +145,6 @@ def _is_order(value: Any) -> bool:
     return _READ(value) or _TAKE(value)
 
 
-def _is_pulse(value: Any) -> bool:
-    try:
-        Pulse.from_plain(value)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_rows(value: Any) -> bool:
     """Rows of a trace one after another, see `pd_train.recorder.ROW`."""
     if type(value) is not Tensor or value.dtype != torch.float64 or value.ndim != 1 or len(value) % len(ROW):
@@ -208,7 +200,7 @@ _FORMS: dict[str, Form] = {
     "finite": _is(bool),
     "score": _row(_maybe(_is(float)), _maybe(_is(int, float)), _is_whole, _maybe(_TENSOR)),
     "segment": _maybe(_is_segment),
-    "pulse": _is_pulse,
+    "pulse": Pulse.has_form,
     "timing": _row(_is_timing, _is_rows),
     "saved": _POSITION,
     "part": _row(_STATE, _STATISTICS),

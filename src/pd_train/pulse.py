@@ -41,22 +41,20 @@ class Pulse(NamedTuple):
     """Seconds that it has waited for that."""
 
     @classmethod
-    def from_plain(cls, row: Any) -> Pulse:
-        """Raises ValueError for anything but what a pulse is."""
+    def has_form(cls, row: Any) -> bool:
+        """Whether a row that has come is what a pulse sends of itself."""
         if type(row) is not tuple or len(row) != len(cls._fields):
-            raise ValueError("no pulse")
+            return False
         pulse = cls(*row)
         numbers = (pulse.time, pulse.waited, *pulse.seconds) if type(pulse.seconds) is tuple else ()
         counts = (pulse.sent_bytes, pulse.versions, pulse.doing)
-        if (
-            len(numbers) != 2 + len(Doing)
-            or not all(type(one) is float and math.isfinite(one) for one in numbers)
-            or not all(type(one) is int and one >= 0 for one in counts)
-            or pulse.doing >= len(Doing)
-            or type(pulse.waiting) is not str
-        ):
-            raise ValueError("no pulse")
-        return pulse
+        return (
+            len(numbers) == 2 + len(Doing)
+            and all(type(one) is float and math.isfinite(one) for one in numbers)
+            and all(type(one) is int and one >= 0 for one in counts)
+            and pulse.doing < len(Doing)
+            and type(pulse.waiting) is str
+        )
 
 
 class PulseBoard:

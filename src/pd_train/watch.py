@@ -71,7 +71,7 @@ class Watch:
         self._lines: list[str] = []
         runner.tell_pulse = self._tell_status
         runner.tell_timing = lambda timing, rows: self._take_timing(0, timing, torch.tensor(rows, dtype=torch.float64))
-        inbox.handle("pulse", lambda message: self._board.take(message.sender, Pulse.from_plain(message.body)))
+        inbox.handle("pulse", lambda message: self._board.take(message.sender, Pulse(*message.body)))
         inbox.handle("timing", self._take_message)
 
     def go_on(self, epoch: int) -> None:
