@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -12,13 +11,10 @@ from typing import Any
 import click
 
 from pd_format.errors import UserError
-from pd_format.plan import read_plan
-from pd_train.check import check_network
 from pd_train.farewell import Farewell
-from pd_train.host import is_here
 from pd_train.options import RunOptions
+from pd_train.placing import find_plan, find_workers
 from pd_train.usage import refuse_beside
-from pd_train.whoami import find_identity
 
 __all__ = ["measure_network"]
 
@@ -42,21 +38,10 @@ def measure_network(given: Mapping[str, Any], typed: set[str], farewell: Farewel
     """
     for name in sorted(typed - _TAKEN):
         refuse_beside("--measure-network", name, "which trains nothing")
-    path: Path = given["plan_path"]
-    if not path.exists():
-        raise UserError(f"--plan {path}: there is no such file; make one with pd-plan, or name another.")
-    plan = read_plan(path)
+    plan = find_plan(given["plan_path"])
     if plan.workers == 1:
-        raise UserError(f"--plan {path}: has one worker, and no link to measure; plan for more machines.")
-    identity = find_identity(plan, given["rank"], given["hosts"], os.environ, is_here)
-    plan = plan.model_copy(update={"hosts": identity.hosts})
-    key = None if given["key"] is None else Path(given["key"])
-    check_network(plan, given["insecure"], has_key=key is not None)
-    if key is not None:
-        from pd_train.keys import read_key
-
-        read_key(key)
-    farewell.prepare(plan, identity.ranks, identity.job is not None, key)
+        raise UserError(f"--plan {given['plan_path']}: has one worker, and no link to measure; plan for more machines.")
+    plan, identity, key = find_workers(plan, given, farewell)
     folder = Path(tempfile.mkdtemp(prefix="pd-train-network-"))
     _launch(
         RunOptions(

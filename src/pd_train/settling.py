@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pd_format.errors import UserError
 from pd_format.graph_text import read_any_profile
-from pd_format.plan import Host, Plan, read_plan
+from pd_format.plan import Host, Plan
 from pd_format.versions import Mode, default_sync
 from pd_train.check import (
     check_clipping,
     check_compression,
     check_data,
     check_memory,
-    check_network,
     check_origin,
     check_precision,
     check_purpose,
@@ -29,13 +27,14 @@ from pd_train.check import (
 from pd_train.emulation import Emulation, check_emulation, default_minibatches
 from pd_train.events import Note
 from pd_train.farewell import Farewell
-from pd_train.host import available_cores, available_memory_bytes, is_here
+from pd_train.host import available_cores, available_memory_bytes
 from pd_train.metrics import settle_metric
 from pd_train.named_files import check_named_files
 from pd_train.options import OptimizerOptions, RunOptions
+from pd_train.placing import find_plan, find_workers
 from pd_train.routing import on_the_host_of
 from pd_train.run_folder import run_folder_of
-from pd_train.whoami import Identity, cores_of_task, find_identity
+from pd_train.whoami import Identity, cores_of_task
 
 __all__ = ["Settled", "remarks", "settle"]
 
@@ -73,10 +72,8 @@ def settle(given: Mapping[str, Any], farewell: Farewell) -> Settled:
     Raises:
         UserError: something does not fit.
     """
-    path: Path = given["plan_path"]
-    if not path.exists():
-        raise UserError(f"--plan {path}: there is no such file; make one with pd-plan, or name another.")
-    plan = read_plan(path)
+    plan = find_plan(given["plan_path"])
+    own_hosts = plan.hosts
     emulation, minibatches = None, given["minibatches"]
     if given["emulate"] is None:
         check_origin(plan)
@@ -84,15 +81,7 @@ def settle(given: Mapping[str, Any], farewell: Farewell) -> Settled:
         emulation = Emulation(read_any_profile(given["emulate"]), given["time_scale"])
         check_emulation(plan, emulation.profile, str(given["emulate"]))
         minibatches = minibatches or default_minibatches(plan)
-    identity = find_identity(plan, given["rank"], given["hosts"], os.environ, is_here)
-    own_hosts, plan = plan.hosts, plan.model_copy(update={"hosts": identity.hosts})
-    key = None if given["key"] is None else Path(given["key"])
-    check_network(plan, given["insecure"], has_key=key is not None)
-    if key is not None:
-        from pd_train.keys import read_key
-
-        read_key(key)  # Each worker reads it for itself: what is wrong with it is said before they start.
-    farewell.prepare(plan, identity.ranks, identity.job is not None, key)
+    plan, identity, key = find_workers(plan, given, farewell)
     mode = _settle_mode(plan, given)
     precision = given["precision"] or plan.precision
     if not given["evaluate_only"] and emulation is None:
