@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Number = TypeVar("Number", float, Floats)
 
 

@@ -22,6 +22,7 @@ from pd_plan.cost import (
     Chain,
     CostModel,
     Floats,
+    Ints,
     Partition,
     cut_bytes,
     cut_ms,
@@ -32,8 +33,6 @@ from pd_plan.cost import (
 )
 
 __all__ = ["best_cuts", "cheapest_cuts"]
-
-Ints = NDArray[np.int64]
 
 
 class _Places(NamedTuple):

@@ -27,19 +27,16 @@ from pd_format.memory import held_bytes
 from pd_format.schedule import paper_depths
 from pd_plan import search
 from pd_plan.cluster import Cluster
-from pd_plan.cost import PAPER, Chain, CostModel, Floats, Partition, cut_ms, minibatch_ms, stage_ms, sync_ms
-from pd_plan.limits import Limit, limited_minibatch_ms
-from pd_plan.partition import best_partition
+from pd_plan.cost import PAPER, Chain, CostModel, Floats, Ints, Partition, cut_ms, minibatch_ms, stage_ms, sync_ms
+from pd_plan.limits import Candidate, Limit, limited_minibatch_ms
+from pd_plan.partition import SLACK, best_partition
 from pd_plan.rough import rough_partition
 from pd_plan.ties import Edges, fewest_bytes
 
 __all__ = ["Limited", "RoomSearch", "best_limited", "is_small_enough"]
 
-Ints = NDArray[np.int64]
 Rooms = NDArray[np.int32]
 
-_SLACK = 1e-11
-"""As in `partition`: rounding never hides a plan that is exactly at a threshold."""
 _MOST_WORK = 2.5e7
 """Stages, each with its depth, that one threshold looks at; some tenths of a second."""
 
@@ -81,7 +78,7 @@ def best_limited(
     if some is None:
         return None
 
-    def value(plan: tuple[Partition, tuple[bool, ...]]) -> float:
+    def value(plan: Candidate) -> float:
         return limited_minibatch_ms(chain, limit.sizes, *plan, cluster, model)
 
     def probe(threshold: float) -> float | None:
@@ -155,9 +152,9 @@ class RoomSearch:
             cut_ms(float(chain.activation_bytes[place - 1]), rate, model) for place in chain.boundaries[1:-1]
         ]
 
-    def plan_under(self, threshold: float) -> tuple[Partition, tuple[bool, ...]] | None:
-        """Some plan on at most M machines at or under the threshold (give or take `_SLACK`), or None."""
-        limit = threshold * (1 + _SLACK)
+    def plan_under(self, threshold: float) -> Candidate | None:
+        """Some plan on at most M machines at or under the threshold (give or take `SLACK`), or None."""
+        limit = threshold * (1 + SLACK)
         room = self._room(limit)
         found = np.flatnonzero(room[0] >= 0)
         if not found.size:
@@ -174,7 +171,7 @@ class RoomSearch:
             node = self._next(node, int(to[best]), int(counts[best]))
         return Partition(tuple(ends), tuple(replicas)), tuple(flags)
 
-    def best_of_equals(self, threshold: float) -> tuple[Partition, tuple[bool, ...]]:
+    def best_of_equals(self, threshold: float) -> Candidate:
         """Of all plans at or under the threshold, the one that the tie rule prefers; there is at least one."""
         room = self._room(threshold)
         start = _Node(0, int(np.flatnonzero(room[0] >= 0)[0]), 0)

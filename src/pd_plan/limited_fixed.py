@@ -18,14 +18,13 @@ from pd_format.memory import arrivals_held, held_bytes
 from pd_format.versions import default_sync, lag_of
 from pd_plan import search
 from pd_plan.cluster import Cluster
-from pd_plan.cost import PAPER, Chain, CostModel, Floats, Partition, cut_ms, stage_ms, sync_ms
-from pd_plan.limits import Limit, limited_minibatch_ms
+from pd_plan.cost import PAPER, Chain, CostModel, Floats, cut_ms, stage_ms, sync_ms
+from pd_plan.limits import Candidate, Limit, limited_minibatch_ms
 from pd_plan.ties import Edges, fewest_bytes
 
 __all__ = ["best_limited_cuts", "cheapest_limited_cuts", "some_cuts"]
 
 Bools = NDArray[np.bool_]
-Plan = tuple[Partition, tuple[bool, ...]]
 
 _MOST_WORK = 1.5e8
 """Stages that one threshold looks at; about a second."""
@@ -46,7 +45,7 @@ def best_limited_cuts(
     limit: Limit,
     cluster: Cluster,
     model: CostModel = PAPER,
-) -> Plan | None:
+) -> Candidate | None:
     """The cuts within the limit whose longest stage or cut is shortest, and which stages recompute; or None.
 
     Among equals: fewer stages that recompute, then fewer bytes, then later cuts.
@@ -61,10 +60,10 @@ def best_limited_cuts(
         for place in chain.boundaries[1:-1]
     ]
 
-    def value(plan: Plan) -> float:
+    def value(plan: Candidate) -> float:
         return limited_minibatch_ms(chain, limit.sizes, *plan, cluster, model)
 
-    def under(threshold: float) -> Plan | None:
+    def under(threshold: float) -> Candidate | None:
         allowed = [[fits & (ms <= threshold) & (cuts <= threshold) for fits, ms in stage] for stage in stages]
         return _cheapest(chain, replicas, allowed)
 
@@ -81,7 +80,7 @@ def best_limited_cuts(
 
 def some_cuts(
     chain: Chain, replicas: tuple[int, ...], depths: Sequence[int], limit: Limit, cluster: Cluster
-) -> Plan | None:
+) -> Candidate | None:
     """Any cuts within the limit, however slow; None where there are none.
 
     Raises:
@@ -91,7 +90,7 @@ def some_cuts(
     return _cheapest(chain, replicas, [[way.fits for way in stage] for stage in stages])
 
 
-def cheapest_limited_cuts(chain: Chain, stages: int, limit: Limit, cluster: Cluster) -> Plan | None:
+def cheapest_limited_cuts(chain: Chain, stages: int, limit: Limit, cluster: Cluster) -> Candidate | None:
     """`fixed.cheapest_cuts` within the limit: one minibatch at a time, so that recomputing would save nothing."""
     replicas = (1,) * stages
     tables = _stages(chain, replicas, replicas, limit, cluster, PAPER)
@@ -147,7 +146,7 @@ def _stages(
     return result
 
 
-def _cheapest(chain: Chain, replicas: tuple[int, ...], allowed: Sequence[Sequence[Bools]]) -> Plan | None:
+def _cheapest(chain: Chain, replicas: tuple[int, ...], allowed: Sequence[Sequence[Bools]]) -> Candidate | None:
     """Of the plans whose stages are allowed, the one that recomputes least and then sends fewest bytes; or None.
 
     Args:

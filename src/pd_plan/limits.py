@@ -20,7 +20,10 @@ from pd_format.versions import default_sync, lag_of
 from pd_plan.cluster import Cluster
 from pd_plan.cost import PAPER, Chain, CostModel, Floats, Partition, cut_ms, stage_ms, sync_ms
 
-__all__ = ["Limit", "Sizes", "limited_compute_ms", "limited_minibatch_ms"]
+__all__ = ["Candidate", "Limit", "Sizes", "limited_compute_ms", "limited_minibatch_ms"]
+
+Candidate = tuple[Partition, tuple[bool, ...]]
+"""A partition, and which of its stages recompute."""
 
 
 @dataclass(frozen=True)

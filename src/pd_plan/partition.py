@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from pd_plan import search
 from pd_plan.cluster import Cluster
-from pd_plan.cost import PAPER, Chain, CostModel, Floats, Partition, cut_ms, minibatch_ms, stage_ms, sync_ms
+from pd_plan.cost import PAPER, Chain, CostModel, Floats, Ints, Partition, cut_ms, minibatch_ms, stage_ms, sync_ms
 from pd_plan.ties import Edges, fewest_bytes
 
-__all__ = ["best_partition", "fewest_replicas"]
+__all__ = ["SLACK", "best_partition", "fewest_replicas"]
 
-Ints = NDArray[np.int64]
 
-_SLACK = 1e-11
+SLACK = 1e-11
 """What a probe adds to its threshold, so that rounding never hides a plan that is exactly at it."""
 
 
@@ -79,8 +78,8 @@ def _boundaries(chain: Chain, cluster: Cluster, model: CostModel, threshold: flo
 
 
 def _plan_under(chain: Chain, cluster: Cluster, model: CostModel, threshold: float) -> Partition | None:
-    """Some plan on at most M machines at or under the threshold (give or take `_SLACK`), or None."""
-    limit = threshold * (1 + _SLACK)
+    """Some plan on at most M machines at or under the threshold (give or take `SLACK`), or None."""
+    limit = threshold * (1 + SLACK)
     at, compute, weights = _boundaries(chain, cluster, model, limit)
     with np.errstate(over="ignore"):
         # In units of the threshold, and as if m were infinite: x and y of `_need` are differences of these.

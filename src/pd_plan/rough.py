@@ -15,12 +15,11 @@ from pd_format.memory import held_bytes
 from pd_format.schedule import paper_depths
 from pd_plan.cluster import Cluster
 from pd_plan.cost import PAPER, Chain, CostModel, Partition, cut_ms, minibatch_ms
-from pd_plan.limits import Limit, limited_minibatch_ms
+from pd_plan.limits import Candidate, Limit, limited_minibatch_ms
 from pd_plan.partition import best_partition, fewest_replicas
 
 __all__ = ["rough_partition", "some_rough_partition"]
 
-Plan = tuple[Partition, tuple[bool, ...]]
 
 _DEPTHS = (2, 3, 5, 9, 17)
 """A stage takes its need in replicas, or more, so that its depth is one of these."""
@@ -28,10 +27,10 @@ _PROBES = 12
 """Thresholds tried between the plan without a limit and the slowest within it."""
 
 
-def rough_partition(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel = PAPER) -> Plan | None:
+def rough_partition(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel = PAPER) -> Candidate | None:
     """A plan within the limit, and which of its stages recompute; None where none was found."""
 
-    def value(plan: Plan) -> float:
+    def value(plan: Candidate) -> float:
         return limited_minibatch_ms(chain, limit.sizes, *plan, cluster, model)
 
     best = some_rough_partition(chain, limit, cluster, model)
@@ -50,12 +49,12 @@ def rough_partition(chain: Chain, limit: Limit, cluster: Cluster, model: CostMod
     return best
 
 
-def some_rough_partition(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel = PAPER) -> Plan | None:
+def some_rough_partition(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel = PAPER) -> Candidate | None:
     """Any plan within the limit that this way finds, however slow, or None."""
     return _plan_under(chain, limit, cluster, model, np.inf)
 
 
-def _plan_under(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel, threshold: float) -> Plan | None:
+def _plan_under(chain: Chain, limit: Limit, cluster: Cluster, model: CostModel, threshold: float) -> Candidate | None:
     sizes, rate, most = limit.sizes, cluster.bytes_per_ms, cluster.machines
     at = np.array(chain.boundaries)
     last = len(at) - 1

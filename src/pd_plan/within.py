@@ -15,7 +15,7 @@ from pd_plan.cost import PAPER, Chain, CostModel, Partition, minibatch_ms
 from pd_plan.fewer import Fewer, fewer_in_flight
 from pd_plan.limited import RoomSearch, best_limited, is_small_enough
 from pd_plan.limited_fixed import best_limited_cuts, cheapest_limited_cuts, some_cuts
-from pd_plan.limits import Limit
+from pd_plan.limits import Candidate, Limit
 from pd_plan.obstacle import Found, why_none_fits
 from pd_plan.rough import some_rough_partition
 from pd_plan.text import short_config
@@ -77,7 +77,7 @@ def keep_within(
     if free_bytes <= limit.memory_bytes:
         return Kept(limit, free, (False,) * len(usual), True, free, free_ms, free_bytes)
 
-    found: tuple[Partition, tuple[bool, ...]] | None = None
+    found: Candidate | None = None
     exact = True
     if strategy == "auto":
         best = best_limited(chain, limit, cluster, model)
@@ -141,7 +141,7 @@ def check_depths(limit: Limit, partition: Partition, depths: Sequence[int], reco
         )
 
 
-def _any_plan(chain: Chain, limit: Limit, cluster: Cluster) -> tuple[Partition, tuple[bool, ...]] | None:
+def _any_plan(chain: Chain, limit: Limit, cluster: Cluster) -> Candidate | None:
     if is_small_enough(chain, cluster):
         return RoomSearch(chain, limit, cluster, PAPER).plan_under(float("inf"))
     return some_rough_partition(chain, limit, cluster)
