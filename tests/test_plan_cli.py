@@ -23,12 +23,14 @@ from pd_format.jsonfile import write_record
 from pd_format.plan import Plan, read_plan
 from pd_format.profile import InputSpec, Profile
 from pd_format.versions import Mode, stage_versions
+from pd_plan.alternatives import alternatives
 from pd_plan.cli import main
 from pd_plan.cluster import Cluster
 from pd_plan.cost import Partition
 from pd_plan.explain import explain, kept_together, parts_of
-from pd_plan.planner import STRATEGIES, alternatives, decide, make_plan, partition_of
+from pd_plan.planner import decide, make_plan, partition_of
 from pd_plan.report import print_report
+from pd_plan.strategies import STRATEGIES
 from plan_oracles import Layer, profile_of
 
 MB = 10**6

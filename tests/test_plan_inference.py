@@ -15,10 +15,11 @@ from pd_format.jsonfile import write_record
 from pd_format.plan import read_plan
 from pd_format.profile import LayerProfile, Profile
 from pd_format.versions import Mode
+from pd_plan.alternatives import alternatives
 from pd_plan.cli import main
 from pd_plan.cluster import Cluster
 from pd_plan.network import LINKS, Wiring
-from pd_plan.planner import alternatives, decide, duplex_rival, forward_only, model_of
+from pd_plan.planner import decide, duplex_rival, forward_only, model_of
 from pd_plan.simulator import StageLoad, record, steady_ms
 from pd_plan.timeline import film
 from plan_oracles import Layer, partitions, profile_of, replica_counts

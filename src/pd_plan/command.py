@@ -252,8 +252,8 @@ def _answer(
         shaken = (chain, partition_of(plan), cluster, questions.robustness, questions.seed, model)
         spreads = (what_if.shaken_profile(*shaken), what_if.shaken_bandwidth(*shaken))
     if questions.as_json:
+        from pd_plan.alternatives import alternatives
         from pd_plan.comparison import comparison_json
-        from pd_plan.planner import alternatives
         from pd_plan.report import sentences_of
 
         others = alternatives(profile, cluster, model, compression)

@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pd_plan.planner import Alternative, Decision
+from pd_plan.alternatives import Alternative
+from pd_plan.planner import Decision
 from pd_plan.what_if import Spread, Sweep
 
 __all__ = ["comparison_json"]

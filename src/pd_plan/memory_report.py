@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from pd_format.schedule import paper_depths
 from pd_format.units import format_bytes, format_ms
-from pd_plan.planner import Alternative, Decision
+from pd_plan.alternatives import Alternative
+from pd_plan.planner import Decision
 from pd_plan.text import short_config
 
 __all__ = ["memory_line", "memory_sentences"]

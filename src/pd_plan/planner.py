@@ -1,4 +1,4 @@
-"""From a profile to a plan: strategies, depths and predictions (design, sections 1 and 2).
+"""From a profile to a plan: partition, memory, depths and what to expect (design, sections 1 and 2).
 
 This is the library's door. The command line decides by it, and for `--strategy simulated` by `pd_plan.simulated`,
 which compares several decisions of this module.
@@ -15,37 +15,21 @@ from pd_format.compression import NOTHING, Compression
 from pd_format.errors import UserError
 from pd_format.graph_text import is_original
 from pd_format.memory import OPTIMIZER_STATES
-from pd_format.plan import Plan, PlanPrediction, Stage, StagePrediction
+from pd_format.plan import Plan
 from pd_format.profile import InputSpec, Profile
 from pd_plan.cluster import Cluster
 from pd_plan.compressed import as_sent, check_compression, loads_sent, sent_chain
-from pd_plan.cost import (
-    COST_MODELS,
-    INFERENCE,
-    PAPER,
-    Chain,
-    CostModel,
-    Partition,
-    minibatch_ms,
-    partition_bytes,
-    serial_ms,
-    stage_bytes,
-    stage_ms,
-    sync_ms,
-)
+from pd_plan.cost import COST_MODELS, INFERENCE, Chain, CostModel, Partition, serial_ms, sync_ms
 from pd_plan.depth import Depths, choose_depths, given_depths, rate_depths
-from pd_plan.fixed import best_cuts, cheapest_cuts
 from pd_plan.limits import Limit, Sizes, limited_compute_ms, limited_minibatch_ms
 from pd_plan.network import LINKS, Wiring
-from pd_plan.partition import best_partition
+from pd_plan.record import prediction_of, stages_of
 from pd_plan.simulator import StageLoad
+from pd_plan.strategies import STRATEGIES, data_parallel, with_replicas
 from pd_plan.within import Kept, check_depths, keep_within
 
 __all__ = [
-    "STRATEGIES",
-    "Alternative",
     "Decision",
-    "alternatives",
     "chain_of",
     "decide",
     "duplex_rival",
@@ -61,44 +45,6 @@ _CLEARLY = 0.01
 """A plan is called better from this on, relatively."""
 
 
-def _auto(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
-    return best_partition(chain, cluster, model)
-
-
-def _single(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
-    return Partition((chain.layers,), (1,))
-
-
-def _data_parallel(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
-    return Partition((chain.layers,), (cluster.machines,))
-
-
-def _model_parallel(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
-    return cheapest_cuts(chain, cluster.machines)
-
-
-def _straight(chain: Chain, cluster: Cluster, model: CostModel = PAPER) -> Partition:
-    return best_cuts(chain, (1,) * cluster.machines, cluster, model)
-
-
-STRATEGIES: dict[str, Callable[[Chain, Cluster, CostModel], Partition]] = {
-    "auto": _auto,
-    "single": _single,
-    "data-parallel": _data_parallel,
-    "model-parallel": _model_parallel,
-    "straight": _straight,
-}
-
-
-class Alternative(NamedTuple):
-    """What another way to use the machines would cost by the same model."""
-
-    name: str
-    partition: Partition
-    minibatch_ms: float
-    bytes_per_minibatch: float
-
-
 class Decision(NamedTuple):
     """A plan, and what is known of it beyond the file."""
 
@@ -108,7 +54,7 @@ class Decision(NamedTuple):
     kept: Kept | None = None
     """What the memory limit did to it, where there is one."""
     winner: str | None = None
-    """Of strategy `simulated`: the one of `STRATEGIES` whose plan simulates fastest."""
+    """Of strategy `simulated`: the one of `pd_plan.strategies.STRATEGIES` whose plan simulates fastest."""
 
 
 def make_plan(
@@ -145,7 +91,7 @@ def decide(
         profile: of the model.
         machines: M, how many there are; a plan may leave some idle.
         bandwidth_bps: of each machine's link, in bits per second.
-        strategy: a key of `STRATEGIES`; `simulated` is `pd_plan.simulated.fastest_simulated`.
+        strategy: a key of `pd_plan.strategies.STRATEGIES`; `simulated` is `pd_plan.simulated.fastest_simulated`.
         config: replicas of each stage, where they are given rather than chosen; only with strategy `auto`.
         cost_model: a key of `pd_plan.cost.COST_MODELS`.
         in_flight: `auto` simulates to choose, `noam` takes the paper's depths; or the depth of each stage.
@@ -174,7 +120,7 @@ def decide(
             raise UserError(f"{name} {value!r} is unknown; expected one of {', '.join(known)}.")
     model = INFERENCE if inference else COST_MODELS[cost_model]
     if config is not None:
-        partition = _given(chain, cluster, strategy, tuple(config), model)
+        partition = with_replicas(chain, cluster, strategy, tuple(config), model)
         strategy = "config"
     elif strategy in STRATEGIES:
         partition = STRATEGIES[strategy](chain, cluster, model)
@@ -208,7 +154,7 @@ def decide(
     ]
     memory = sizes.needed(partition, depths.in_flight, again)
     chosen = serial_ms(sent, partition, cluster, model) if serial else pace
-    everywhere = sent_chain(chain, profile, _data_parallel(chain, cluster), compression)
+    everywhere = sent_chain(chain, profile, data_parallel(chain, cluster), compression)
     plan = Plan(
         model=profile.model,
         minibatch_size=profile.minibatch_size,
@@ -221,8 +167,8 @@ def decide(
         strategy=strategy,
         config=partition.config,
         noam=-(-partition.machines // partition.replicas[0]),
-        stages=_stages(profile, sent, cluster, partition, depths.in_flight, model, again, computes, memory),
-        predicted=_prediction(sent, everywhere, cluster, partition, chosen, model),
+        stages=stages_of(profile, sent, cluster, partition, depths.in_flight, model, again, computes, memory),
+        predicted=prediction_of(sent, everywhere, cluster, partition, chosen, model),
         optimizer=optimizer,
         cost_model=cost_model,
         inference=inference,
@@ -273,35 +219,6 @@ def partition_of(plan: Plan) -> Partition:
     return Partition(tuple(ends), tuple(stage.replicas for stage in plan.stages))
 
 
-def alternatives(
-    profile: Profile, cluster: Cluster, model: CostModel = PAPER, compression: Compression = NOTHING
-) -> list[Alternative]:
-    """Single machine, data parallelism, model parallelism and a straight pipeline, on at most M machines.
-
-    What is data parallelism in training is, in inference, the whole model on each machine.
-
-    The latter two have one machine a stage, so they cannot use more machines than there are stages to be cut.
-    """
-    chain = chain_of(as_sent(profile, compression))
-    deepest = Cluster(min(cluster.machines, chain.most_stages), cluster.bandwidth_bps)
-    found = [
-        ("single machine", _single(chain, cluster), minibatch_ms),
-        (
-            "whole model each" if model is INFERENCE else "data parallelism",
-            _data_parallel(chain, cluster),
-            minibatch_ms,
-        ),
-        ("model parallelism", _model_parallel(chain, deepest), serial_ms),
-        ("straight pipeline", _straight(chain, deepest, model), minibatch_ms),
-    ]
-    result = []
-    for name, partition, cost in found:
-        sent = sent_chain(chain, profile, partition, compression)
-        ms, size = cost(sent, partition, cluster, model), float(partition_bytes(sent, partition, model))
-        result.append(Alternative(name, partition, ms, size))
-    return result
-
-
 def chain_of(profile: Profile) -> Chain:
     """What the cost model needs of a profile.
 
@@ -316,20 +233,6 @@ def chain_of(profile: Profile) -> Chain:
                 "Measure the profile anew."
             )
     return Chain.of(profile.layers)
-
-
-def _given(chain: Chain, cluster: Cluster, strategy: str, replicas: tuple[int, ...], model: CostModel) -> Partition:
-    config = "-".join(map(str, replicas))
-    if strategy != "auto":
-        raise UserError(f"config {config} and strategy {strategy} exclude each other; give one of them.")
-    if not replicas or min(replicas) < 1:
-        raise UserError(f"config is {config!r}; expected replicas of 1 or more joined by '-', such as 2-1-1.")
-    if sum(replicas) > cluster.machines:
-        raise UserError(
-            f"config {config} takes {sum(replicas)} machines, there are {cluster.machines}; "
-            f"give fewer replicas or {sum(replicas)} machines."
-        )
-    return best_cuts(chain, replicas, cluster, model)
 
 
 def _depths(
@@ -352,78 +255,6 @@ def _depths(
         ]
         return choose_depths(loads, wiring, pace_ms, rounds, fits)
     return rate_depths(loads, wiring, given_depths([load.replicas for load in loads], in_flight))
-
-
-def _stages(
-    profile: Profile,
-    chain: Chain,
-    cluster: Cluster,
-    partition: Partition,
-    depths: Sequence[int],
-    model: CostModel,
-    recompute: Sequence[bool],
-    compute_ms: Sequence[float],
-    memory_bytes: Sequence[int],
-) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
-    rank = 0
-    for index, ((first, end), replicas) in enumerate(zip(partition.ranges, partition.replicas, strict=True)):
-        layers = profile.layers[first:end]
-        stages.append(
-            Stage(
-                index=index,
-                first_layer=layers[0].name,
-                last_layer=layers[-1].name,
-                layers=len(layers),
-                replicas=replicas,
-                workers=tuple(range(rank, rank + replicas)),
-                in_flight=depths[index],
-                predicted=StagePrediction(
-                    compute_ms=compute_ms[index],
-                    sync_ms=sync_ms(float(chain.weights(first, end)), float(replicas), cluster.bytes_per_ms, model),
-                    memory_bytes=memory_bytes[index],
-                    trainable_bytes=sum(layer.trainable_bytes for layer in layers),
-                ),
-                recompute=recompute[index],
-            )
-        )
-        rank += replicas
-    return tuple(stages)
-
-
-def _prediction(
-    chain: Chain, everywhere: Chain, cluster: Cluster, partition: Partition, chosen: float, model: CostModel
-) -> PlanPrediction:
-    """Figures of a partition; the chains are of what is sent, by it and by the whole model on each machine."""
-    whole = float(everywhere.weight_bytes[-1])
-    every = float(cluster.machines)
-    single = chain.compute_ms(0, chain.layers)
-    data_parallel = float(stage_ms(single, sync_ms(whole, every, cluster.bytes_per_ms, model), every))
-    sent = float(partition_bytes(chain, partition, model))
-    data_parallel_sent = float(stage_bytes(everywhere.weight_bytes[-1], cluster.machines))
-    return PlanPrediction(
-        minibatch_ms=chosen,
-        single_machine_ms=single,
-        data_parallel_ms=data_parallel,
-        speedup=_ratio(single, chosen),
-        speedup_over_data_parallel=_ratio(data_parallel, chosen),
-        bytes_per_minibatch=sent,
-        data_parallel_bytes_per_minibatch=data_parallel_sent,
-        communication_reduction=1 - sent / data_parallel_sent if data_parallel_sent else 0.0,
-    )
-
-
-def _ratio(other_ms: float, chosen_ms: float) -> float:
-    """How many times faster the chosen plan is; 1 where both take no time."""
-    if other_ms == chosen_ms:
-        return 1.0
-    ratio = other_ms / chosen_ms if chosen_ms else math.inf
-    if not math.isfinite(ratio):
-        raise UserError(
-            f"the profile's layers take {chosen_ms:g} ms in all, so nothing can be compared with the "
-            "network's times; measure the profile anew."
-        )
-    return ratio
 
 
 def _input_bytes(inputs: Sequence[InputSpec]) -> int:

@@ -10,12 +10,13 @@ from pd_format.graph_text import is_original
 from pd_format.plan import Plan
 from pd_format.profile import Profile
 from pd_format.units import format_bandwidth, format_bytes, format_ms
+from pd_plan.alternatives import Alternative, alternatives
 from pd_plan.cluster import Cluster
 from pd_plan.compressed import as_sent, compression_of
 from pd_plan.cost import partition_bytes
 from pd_plan.explain import explain, parts_of
 from pd_plan.memory_report import memory_line, memory_sentences
-from pd_plan.planner import Alternative, Decision, alternatives, chain_of, model_of, partition_of
+from pd_plan.planner import Decision, chain_of, model_of, partition_of
 from pd_plan.rates import rate_rows, rate_sentences
 from pd_plan.text import CONFIG_WIDTH, Columns, line, paragraph, short_config
 

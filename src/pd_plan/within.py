@@ -56,7 +56,7 @@ def keep_within(
         limit: on the memory of a worker.
         cluster: of the machines.
         model: of the costs.
-        strategy: `config`, or a key of `pd_plan.planner.STRATEGIES`.
+        strategy: `config`, or a key of `pd_plan.strategies.STRATEGIES`.
         free: what the strategy comes to without a limit.
         depths: that were given; None for the paper's, or 1 each of model parallelism.
         minibatch_size: in samples, None where it is not known.
