@@ -42,7 +42,7 @@ from pd_plan.planner import decide, partition_of  # noqa: E402
 PROFILES = HERE.parent.parent / "profiles"
 STRATEGIES = ("single", "data-parallel", "model-parallel", "straight", "auto")
 TITLES = {"single": "one machine", "data-parallel": "bsp", "auto": "plan"}
-BYTES_PER_SECOND = 150e6
+BYTES_PER_SECOND = 300e6
 """That this machine is asked to move in all; the time scale follows from it."""
 LEAST_MS = 150.0
 """Of a minibatch, as it passes: what the runtime takes itself is small beside it."""

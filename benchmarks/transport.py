@@ -211,7 +211,7 @@ def serve(rank: int, address: str) -> None:
         elif order["do"] == "receive" and way is not None:
             way.receive(count)
         else:
-            found = _compute_while(torch, way, tensors[size], count, order["do"] == "compute")
+            found = _compute_while(torch, way, tensors[size], count, order["do"] == "compute", order["own_core"])
         seconds, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         _say({"seconds": seconds, "cpu": cpu, "faults": after.ru_minflt - before.ru_minflt, **found})
@@ -220,12 +220,21 @@ def serve(rank: int, address: str) -> None:
     os._exit(0)  # gloo's threads have nothing to say to each other any more.
 
 
-def _compute_while(torch: Any, way: Way | None, tensors: list[Any], count: int, compute: bool) -> dict[str, float]:
+def _compute_while(
+    torch: Any, way: Way | None, tensors: list[Any], count: int, compute: bool, own_core: bool
+) -> dict[str, float]:
     """Compute, if this process is the one that does, while as many tensors go out as come in; else for three seconds.
+
+    Args:
+        own_core: whether the thread that computes has the last core to itself, and all others of both processes the
+            rest, as far as this program can say.
 
     Returns:
         Matrix products, of a size that fits into a cache, a second by the clock and by the thread's processor time.
     """
+    *others, last = cores = sorted(os.sched_getaffinity(os.getpid()))
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), others if own_core else cores)
     threads = []
     if way is not None:
         if isinstance(way, Raw):
@@ -235,7 +244,9 @@ def _compute_while(torch: Any, way: Way | None, tensors: list[Any], count: int, 
             threads = [threading.Thread(target=way.exchange, args=(tensors, count))]
     left, right = torch.randn(256, 256), torch.randn(256, 256)
     for thread in threads:
-        thread.start()
+        thread.start()  # With the cores of this thread, before it gets its own.
+    if own_core and compute:
+        os.sched_setaffinity(threading.get_native_id(), {last})
     done, start, cpu_start = 0, time.monotonic(), time.thread_time()
     while compute and (any(each.is_alive() for each in threads) if threads else time.monotonic() < start + 3):
         for _ in range(20):
@@ -244,6 +255,7 @@ def _compute_while(torch: Any, way: Way | None, tensors: list[Any], count: int, 
     seconds, cpu = time.monotonic() - start, time.thread_time() - cpu_start
     for thread in threads:
         thread.join()
+    os.sched_setaffinity(threading.get_native_id(), cores)
     return {"per_second": done / seconds if compute else 0.0, "per_cpu": done / cpu if compute else 0.0}
 
 
@@ -355,22 +367,23 @@ def latency(ends: Ends, rounds: int, ways: Sequence[str]) -> None:
     print(f"4 kB and its answer, microseconds: {cells}", flush=True)
 
 
-def compute_share(ends: Ends, rounds: int, ways: Sequence[str]) -> None:
+def compute_share(ends: Ends, rounds: int, ways: Sequence[str], own_core: bool) -> None:
     """What a thread that computes keeps of its speed while the link is full both ways."""
     megabytes, count = 16, 25
+    where = "on a core of its own" if own_core else "on any core"
     kept: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways if way != "gloo"}
     for _ in range(rounds):
         for way, found in kept.items():
-            quiet = {"do": "compute", "way": None, "bytes": 4096, "count": 0}
+            quiet = {"do": "compute", "way": None, "bytes": 4096, "count": 0, "own_core": own_core}
             alone, _ = ends.ask(quiet, {**quiet, "do": "wait"})
-            busy = {"do": "compute", "way": way, "bytes": megabytes * 10**6, "count": count}
+            busy = {**quiet, "way": way, "bytes": megabytes * 10**6, "count": count}
             beside, _ = ends.ask(busy, {**busy, "do": "wait"})
             rate = megabytes * count / beside["seconds"]
             found.append((beside["per_second"] / alone["per_second"], beside["per_cpu"] / alone["per_cpu"], rate))
     for way, found in kept.items():
         clock, cpu, rate = (statistics.median(column) for column in zip(*found, strict=True))
         print(
-            f"compute beside {way:<5} {rate:.0f} MB/s each way: keeps {clock:.3f} of its speed by the clock, "
+            f"compute {where} beside {way:<5} {rate:.0f} MB/s each way: keeps {clock:.3f} of its speed by the clock, "
             f"{cpu:.3f} by its thread's processor time",
             flush=True,
         )
@@ -416,7 +429,8 @@ def main() -> None:
             compare(ends, sizes, rounds, 100 * 10**6 if asked.quick else 200 * 10**6, asked.ways)
             latency(ends, rounds, asked.ways)
             if rate == "1gbit":
-                compute_share(ends, rounds, asked.ways)
+                for own_core in (False, True):
+                    compute_share(ends, rounds, asked.ways, own_core)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from plans import HERE, plan_of
         ("[fe80::1]:7,::1", [HostSlots("fe80::1", 1, 7), HostSlots("::1", 1, 29600)]),
         ("a,b,a", [HostSlots("a", 2, 29600), HostSlots("b", 1, 29600)]),
         ("train-{rank}.train:9", [HostSlots("train-{rank}.train", 1, 9)]),
+        # Longer than any file's name may be.
+        (",".join(f"10.77.0.{n}:29700" for n in range(40)), [HostSlots(f"10.77.0.{n}", 1, 29700) for n in range(40)]),
     ],
 )
 def test_a_list_of_hosts(text: str, expected: list[HostSlots]) -> None:

@@ -102,6 +102,10 @@ def test_wrong_usage_names_the_option(arguments: list[str], message: str) -> Non
 def test_a_missing_plan_says_which_program_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert_refused(pd_train(), r"--plan plan\.json: there is no such file; make one with pd-plan")
+    long = "n" * 300
+    assert_refused(pd_train("--plan", long), "there is no such file; make one with pd-plan")
+    assert_refused(pd_train("--resume", long), "holds no run")
+    assert_refused(pd_train("--report", long), "holds no run")
 
 
 def _hosts(*hosts: tuple[str, int]) -> Callable[[dict[str, Any]], object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 
 from pd_format.errors import UserError
@@ -20,7 +21,7 @@ def function_file(name: str) -> Path | None:
     if not place.endswith(".py"):
         return None
     path = Path(place).resolve()
-    if not path.is_file():
+    if not os.path.isfile(path):  # Unlike `Path.is_file` it says no to a name that is too long.
         files = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise UserError(
             f"{name}: there is no file {place} (looked for {path}).{closest(path.name, files)} "

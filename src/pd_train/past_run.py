@@ -57,7 +57,7 @@ def read_run(folder: Path, target: float | None = None) -> PastRun:
     Raises:
         UserError: the folder holds no run, or a file in it is damaged or of another version.
     """
-    if not (folder / "plan.json").exists():
+    if not os.path.exists(folder / "plan.json"):  # Unlike `Path.exists` it says no to a name that is too long.
         raise UserError(f"{folder}: holds no run (there is no plan.json in it); name a run's folder, as runs/NAME.")
     plan = read_plan(folder / "plan.json")
     report = _object(folder / "report.json")

@@ -34,7 +34,7 @@ def find_plan(path: Path) -> Plan:
     Raises:
         UserError: there is none, or not one that can be read.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # Unlike `Path.exists` it says no to a name that is too long.
         raise UserError(f"--plan {path}: there is no such file; make one with pd-plan, or name another.")
     return read_plan(path)
 

@@ -185,7 +185,7 @@ def continue_run(given: dict[str, Any], context: click.Context) -> dict[str, Any
     for other in ("run_dir", "evaluate_only", "init_from"):
         if other in typed:
             raise UserError(f"--resume goes on with the run in {folder}; leave out --{other.replace('_', '-')}.")
-    if not (folder / "options.json").exists():
+    if not os.path.exists(folder / "options.json"):  # Unlike `Path.exists` it says no to a name that is too long.
         raise UserError(
             f"--resume {folder}: holds no run (there is no options.json in it); name the folder of a run, as in "
             "runs/NAME."
