@@ -20,8 +20,9 @@ from pd_train.emulated_assembly import assemble_emulated
 from pd_train.emulation import Emulation
 from pd_train.events import Event, Note
 from pd_train.feed import loader_processes, open_data
+from pd_train.following import follow, part_with
 from pd_train.inbox import Inbox
-from pd_train.lead import Lead, follow, part_with
+from pd_train.lead import Lead
 from pd_train.links import Links
 from pd_train.reading import open_source, prepare_processes
 from pd_train.recorder import Recorder

@@ -1,4 +1,4 @@
-"""Rank 0's second job: announces the segments, gathers what the run is told by, and writes the run's files."""
+"""Rank 0's second job: announces segments and checkpoints, keeps the run's figures, and writes metrics and model."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from pd_format.jsonfile import write_text
-from pd_format.plan import Plan
 from pd_train.checkpoint.keeper import Keeper
 from pd_train.checkpoint.model import join_state, write_model
 from pd_train.checkpoint.part import START, Position
 from pd_train.checkpoint.progress import RunProgress
-from pd_train.compute import Segment, StageRunner, WorkerStatistics
+from pd_train.compute import Segment, StageRunner
 from pd_train.emulation import Emulation, pace_of
+from pd_train.ending import Ending, peaks_of
 from pd_train.events import (
     EMULATION,
-    OF_LAST_START,
-    REPORT_FORMAT,
-    REPORT_VERSION,
     Activity,
     Emulated,
     EpochEnded,
@@ -40,14 +36,14 @@ from pd_train.loss_scale import LossScale
 from pd_train.measured import Measure
 from pd_train.metrics import METRICS, perplexity_of
 from pd_train.optimizers import learning_rate
-from pd_train.options import RESTARTS, RunOptions, recorded
+from pd_train.options import RESTARTS, RunOptions
 from pd_train.report import rate_of
 from pd_train.scores import Result, ScoreBoard
 from pd_train.transport import Transport
 from pd_train.watch import Watch
 from pd_train.wire import Message
 
-__all__ = ["Lead", "follow", "part_with"]
+__all__ = ["Lead"]
 
 
 class Counted(Protocol):
@@ -106,7 +102,7 @@ class Lead:
         self._saved: dict[Position, set[int]] = {}
         self._skipped_updates = 0
         self._skipped_by_stage = [0] * len(options.plan.stages)
-        self._device = device
+        self._ending = Ending(options, runner, transport, inbox, device, tell)
         self._tell = tell
         cap, whole = options.minibatches, self._training.minibatches
         self._expected_epochs = options.epochs if cap is None else min(options.epochs, -(-cap // whole))
@@ -166,7 +162,7 @@ class Lead:
         validated = self._validate(0)
         assert validated.loss is not None
         self._announce(None)
-        everyone = self._gather({})
+        everyone = self._ending.gather({})
         known = {"accuracy": validated.accuracy, "loss": validated.loss}
         ended = Evaluated(
             validation_loss=validated.loss,
@@ -179,7 +175,7 @@ class Lead:
             samples_per_second=validated.samples / validated.seconds,
             bytes_sent=sum(one.sent_bytes for one in everyone),
         )
-        self._report(ended, everyone)
+        self._ending.report(ended, everyone)
 
     def emulate(self, emulation: Emulation, ends: Sequence[float]) -> None:
         """Run all minibatches through a pipeline that computes nothing, and write report.json.
@@ -196,7 +192,7 @@ class Lead:
         seconds = self._scores.result().seconds
         self._watch.finish_epoch(0)
         self._announce(None)
-        everyone = self._gather({})
+        everyone = self._ending.gather({})
         ended = Emulated(
             emulated=pace_of(self._options.plan, emulation.time_scale, ends, flush),
             seconds=seconds,
@@ -206,7 +202,7 @@ class Lead:
             refused_messages=sum(one.refused for one in everyone),
             performance=self._watch.performance((), None),
         )
-        self._report(ended, everyone)
+        self._ending.report(ended, everyone)
 
     def _run_epoch(self, epoch: int, minibatches: int, start: RunProgress) -> EpochMetrics:
         trained = self._train(epoch, minibatches, start)
@@ -322,21 +318,12 @@ class Lead:
             self._transport.send(rank, Message("segment", 0, self._segments, 0, body))
         self._segments += 1
 
-    def _gather(self, parts: dict[str, Tensor]) -> list[WorkerStatistics]:
-        """Add every worker's part of the model to this one's, and say what each tells of its run."""
-        everyone = [self._runner.statistics()]
-        for rank in range(1, self._options.plan.workers):
-            tensors, numbers = self._inbox.wait_for("part", 0, rank, f"the trained parameters of worker {rank}")
-            parts |= tensors
-            everyone.append(WorkerStatistics(*numbers))
-        return everyone
-
     def _finish(self, parts: dict[str, Tensor], state_names: Mapping[str, str], reached: bool | None) -> None:
         self._tell(Activity("writing the trained model"))
-        everyone = self._gather(parts)
+        everyone = self._ending.gather(parts)
         staleness = sum((Counter(one.staleness) for one in everyone), Counter[int]())
         write_model(self._options.run_dir / "model.pt", join_state(state_names, parts))
-        peaks = _peaks(self._options.plan, everyone)
+        peaks = peaks_of(self._options.plan, everyone)
         ended = RunEnded(
             reached_target=reached,
             seconds=sum(one.seconds for one in self._epochs),
@@ -359,74 +346,8 @@ class Lead:
             skipped_by_stage=None if self._loss_scale is None else tuple(self._skipped_by_stage),
             loss_scale=None if self._loss_scale is None else self._loss_scale.value,
         )
-        self._report(ended, everyone)
-
-    def _report(self, ended: RunEnded | Evaluated | Emulated, everyone: Sequence[WorkerStatistics]) -> None:
-        """Write report.json, tell of the end, and let all workers go."""
-        skipped = sorted({path for one in everyone for path in one.skipped_files})
-        report = {
-            "format": REPORT_FORMAT,
-            "version": REPORT_VERSION,
-            "config": self._options.plan.config,
-            **asdict(ended),
-            "skipped_files": skipped,
-            "options": recorded(self._options),
-            "device": "emulated" if self._device is None else self._device,
-            "torch": torch.__version__,
-        }
-        report["of_last_start"] = [name for name in OF_LAST_START if name in report]
-        write_text(self._options.run_dir / "report.json", json.dumps(report, indent=2) + "\n", make_folder=False)
-        if skipped:
-            self._tell(Note(f"files that others stood in for: {len(skipped)}; report.json lists them"))
-        self._tell(ended)
-        self._say_goodbye()
-
-    def _say_goodbye(self) -> None:
-        """Let the others go, and leave last: a worker must not take this one's leaving for a failure."""
-        self._inbox.needed_peers = set()
-        left: set[int] = set()
-        self._inbox.handle("bye", lambda message: left.add(message.sender))
-        others = range(1, self._options.plan.workers)
-        for rank in others:
-            self._transport.send(rank, Message("goodbye", 0, 0, 0))
-        self._inbox.wait_until(
-            lambda: all(rank in left or rank in self._inbox.lost_peers for rank in others),
-            lambda: "the other workers to end",
-        )
+        self._ending.report(ended, everyone)
 
 
 def _lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
-
-
-def _peaks(plan: Plan, everyone: Sequence[WorkerStatistics]) -> tuple[int, ...] | None:
-    """What the fullest worker of each stage held, if they all counted."""
-    peaks = [[everyone[rank].peak_bytes for rank in stage.workers] for stage in plan.stages]
-    counted = [[peak for peak in held if peak is not None] for held in peaks]
-    return tuple(map(max, counted)) if counted == peaks else None
-
-
-def follow(transport: Transport, inbox: Inbox, runner: StageRunner, keeper: Keeper | None) -> None:
-    """What every other worker does: run the segments and write the checkpoints that rank 0 announces."""
-    number = 0
-    while True:
-        body: dict[str, Any] | None = inbox.wait_for("segment", number, 0, "the next segment from worker 0")
-        if body is None:
-            return
-        if "save" in body:
-            assert keeper is not None
-            keeper.save(Position(*body["save"]), None)
-            keeper.prune([Position(*one) for one in body["whole"]])
-            transport.send(0, Message("saved", transport.rank, 0, number, body["save"]))
-        else:
-            runner.run(Segment(**body))
-        number += 1
-
-
-def part_with(transport: Transport, inbox: Inbox, part: dict[str, Tensor], statistics: WorkerStatistics) -> None:
-    """Hand rank 0 this worker's part of the trained model, and wait until it has written all of it."""
-    # The others may leave as soon as rank 0 has told them; only rank 0 is still needed.
-    inbox.needed_peers = {0}
-    transport.send(0, Message("part", transport.rank, 0, transport.rank, (part, tuple(statistics))))
-    inbox.wait_for("goodbye", 0, 0, "worker 0 to write the trained model")
-    transport.send(0, Message("bye", transport.rank, 0, transport.rank))

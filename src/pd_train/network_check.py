@@ -27,6 +27,7 @@ from pd_format.compression import BUCKET_BYTES, bucket_count, parse_gradients, s
 from pd_format.plan import Plan, Stage
 from pd_train.control import WorkerSetup
 from pd_train.duties import Company
+from pd_train.ending import leave_last
 from pd_train.events import LinkFigures, NetworkMeasured, Note
 from pd_train.forms import plan_problem
 from pd_train.inbox import Inbox
@@ -174,7 +175,7 @@ class MeasuringNetwork:
         """Measure, or be measured, until rank 0 is through."""
         if self._rank == 0:
             self._lead(company)
-            self._part(company)
+            leave_last(company.inbox, range(1, self._plan.workers))
         else:
             self._follow(company)
 
@@ -212,16 +213,6 @@ class MeasuringNetwork:
             links.to_rank(0, "measured", number, self._rank, tuple(_send(links, ways, seconds)))
             number += 1
         links.to_rank(0, "bye", 0, self._rank, None)
-
-    def _part(self, company: Company) -> None:
-        """Leave last."""
-        inbox, left = company.inbox, set[int]()
-        inbox.needed_peers = set()
-        inbox.handle("bye", lambda message: left.add(message.sender))
-        others = range(1, self._plan.workers)
-        inbox.wait_until(
-            lambda: all(rank in left or rank in inbox.lost_peers for rank in others), lambda: "the others to end"
-        )
 
 
 class _Counts:
