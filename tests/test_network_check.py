@@ -27,8 +27,9 @@ from pd_train.cli import main
 from pd_train.control import WorkerSetup
 from pd_train.duties import Company
 from pd_train.events import Event, LinkFigures, NetworkMeasured, from_plain, to_plain
-from pd_train.network_check import Link, MeasuringNetwork, links_of, network_problem
+from pd_train.network_check import MeasuringNetwork, network_problem
 from pd_train.network_table import advice, planning_bps, print_network_table
+from pd_train.plan_links import Link, links_of
 from pd_train.routing import place_of
 from pd_train.wire import Message
 from test_checkpoint import options_of

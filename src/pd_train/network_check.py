@@ -16,15 +16,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from pd_format.compression import BUCKET_BYTES, bucket_count, parse_gradients, stage_bytes_after
-from pd_format.plan import Plan, Stage
+from pd_format.plan import Plan
 from pd_train.control import WorkerSetup
 from pd_train.duties import Company
 from pd_train.ending import leave_last
@@ -32,15 +29,13 @@ from pd_train.events import LinkFigures, NetworkMeasured, Note
 from pd_train.forms import plan_problem
 from pd_train.inbox import Inbox
 from pd_train.links import Links
+from pd_train.plan_links import Link, links_alone, links_of
 from pd_train.recorder import Recorder
 from pd_train.routing import Place
 from pd_train.wire import Message
 
-__all__ = ["Link", "MeasuringNetwork", "links_alone", "links_of", "network_problem"]
+__all__ = ["MeasuringNetwork", "network_problem"]
 
-_LEAST_BYTES = 64 << 10
-"""Of a message: smaller ones measure the programs rather than the network."""
-_MOST_BYTES = 16 << 20
 _UNDER_WAY_BYTES = 2 << 20
 _UNDER_WAY = 4
 _PINGS = 11
@@ -49,75 +44,6 @@ _ALONE_IN_ALL_S = 20.0
 _LEAST_S = 0.5
 _MOST_ALONE = int(_ALONE_IN_ALL_S / _LEAST_S)
 _AT_ONCE_S = 3.0
-
-
-@dataclass(frozen=True)
-class Link:
-    """A way that messages take in a run of a plan."""
-
-    sender: int
-    receiver: int
-    what: str
-    size: int
-    """Bytes of a message."""
-
-
-def links_of(plan: Plan) -> list[Link]:
-    """The links of a plan, from the first cut to the last, those of a replicated stage before those to the next one.
-
-    The plan has the sum of all cuts' bytes alone, so each cut counts with the mean.
-    """
-    found: list[Link] = []
-    cut = _cut_bytes(plan)
-    for stage, after in zip(plan.stages, [*plan.stages[1:], None], strict=True):
-        if stage.replicas > 1:
-            whole = stage.predicted.trainable_bytes or BUCKET_BYTES * stage.replicas
-            size = _within(_sent(plan, stage, whole) / bucket_count(whole, stage.replicas))
-            found += [Link(a, b, "parameters", size) for a in stage.workers for b in stage.workers if a != b]
-        if after is not None:
-            rounds = range(math.lcm(stage.replicas, after.replicas))
-            pairs = dict.fromkeys(
-                (stage.workers[b % stage.replicas], after.workers[b % after.replicas]) for b in rounds
-            )
-            found += [Link(a, b, "activations", cut) for a, b in pairs]
-            found += [Link(b, a, "gradients", cut) for a, b in pairs]
-    return found
-
-
-def links_alone(links: Sequence[Link]) -> list[Link]:
-    """Those to measure alone, in their order: all, or as many as there is time for, spread evenly over the workers."""
-    used = Counter[tuple[str, int]]()
-    left, found = list(links), set[Link]()
-    while left and len(found) < _MOST_ALONE:
-        link = min(left, key=lambda link: used["sends", link.sender] + used["receives", link.receiver])
-        used.update([("sends", link.sender), ("receives", link.receiver)])
-        left.remove(link)
-        found.add(link)
-    return [link for link in links if link in found]
-
-
-def _cut_bytes(plan: Plan) -> int:
-    """Bytes that cross a cut each way, in the mean."""
-    synchronised = 0.0
-    for stage in plan.stages:
-        if stage.replicas > 1:
-            if stage.predicted.trainable_bytes is None:  # An older plan does not tell the two apart.
-                return _within(BUCKET_BYTES)
-            sent = _sent(plan, stage, stage.predicted.trainable_bytes)
-            synchronised += 2 * (stage.replicas - 1) / stage.replicas * sent
-    cuts = max(1, len(plan.stages) - 1)
-    return _within((plan.predicted.bytes_per_minibatch - synchronised) / 2 / cuts)
-
-
-def _sent(plan: Plan, stage: Stage, trainable_bytes: int) -> int:
-    """What all buckets of a stage take on the network."""
-    if plan.compress_gradients is None:
-        return trainable_bytes
-    return stage_bytes_after(parse_gradients(plan.compress_gradients), trainable_bytes, stage.replicas)
-
-
-def _within(size: float) -> int:
-    return max(_LEAST_BYTES, min(_MOST_BYTES, int(size)))
 
 
 def network_problem(plan: Plan, place: Place, message: Message) -> str | None:
@@ -184,7 +110,7 @@ class MeasuringNetwork:
 
     def _lead(self, company: Company) -> None:
         links = links_of(self._plan)
-        by_themselves = links_alone(links)
+        by_themselves = links_alone(links, _MOST_ALONE)
         seconds = min(_ALONE_S, _ALONE_IN_ALL_S / len(by_themselves))
         duration = seconds * len(by_themselves) + _AT_ONCE_S
         which = "alone" if len(by_themselves) == len(links) else f"{len(by_themselves)} of them alone"
