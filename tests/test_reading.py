@@ -27,10 +27,12 @@ from pd_format.versions import Mode
 from pd_train.course import Course, Key
 from pd_train.data import Minibatch, MinibatchLoader
 from pd_train.events import Event, Note, Progress
+from pd_train.feed import loader_workers
 from pd_train.host import shared_memory_bytes
 from pd_train.launch import launch
+from pd_train.loader_process import LoadedByKey
 from pd_train.options import RunOptions
-from pd_train.reading import Direct, ReadAhead, loader_workers
+from pd_train.reading import Direct, ReadAhead
 
 MODELS = str(plans.HERE / "training_models.py")
 GREY = (InputSpec(name="x", shape=(4, 1, 6, 6), dtype="float32"),)
@@ -179,9 +181,7 @@ def test_an_exception_arrives_as_what_it_is(failure: Exception, kind: type[Excep
     """On its way here by pickle alone, which is what differs between one process and two."""
     import pickle
 
-    from pd_train.reading import _ByKey
-
-    by_key = _ByKey(loaders_of(f"{MODELS}:drawn", failure=failure), f"{MODELS}:drawn", 1)
+    by_key = LoadedByKey(loaders_of(f"{MODELS}:drawn", failure=failure), f"{MODELS}:drawn", 1)
     found = [pickle.loads(pickle.dumps(by_key[Key(True, 0, b)])) for b in range(7)]
     (failed,) = [one for one in found if not isinstance(one, Minibatch)]
     assert type(failed.error) is kind

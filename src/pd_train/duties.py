@@ -24,7 +24,8 @@ from pd_train.following import follow, part_with
 from pd_train.inbox import Inbox
 from pd_train.lead import Lead
 from pd_train.links import Links
-from pd_train.reading import open_source, prepare_processes
+from pd_train.loader_process import prepare_processes
+from pd_train.reading import open_source
 from pd_train.recorder import Recorder
 from pd_train.routing import Place
 from pd_train.transport import Transport

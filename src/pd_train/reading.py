@@ -13,45 +13,31 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
-import multiprocessing.forkserver
-import os
 import pickle
-import signal
-import threading
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from pd_format.data import images_of, parse_data
+from pd_format.data import parse_data
 from pd_format.errors import UserError
-from pd_format.layers.factory import load_function
 from pd_format.units import format_bytes
 from pd_train.course import Course, Key
-from pd_train.data import Minibatch, MinibatchLoader
-from pd_train.debug_dump import held_back
+from pd_train.data import Minibatch
 from pd_train.host import shared_memory_bytes
+from pd_train.loader_process import Failure, InLoaderProcess, LoadedByKey, Loaders, as_it_is, load, start_process
 from pd_train.options import RunOptions
 from pd_train.routing import Place
 
-__all__ = ["Direct", "ReadAhead", "Source", "loader_workers", "open_source", "prepare_processes"]
+__all__ = ["AHEAD", "Direct", "ReadAhead", "Source", "open_source"]
 
 log = logging.getLogger(__name__)
 
-Loaders = tuple[MinibatchLoader, MinibatchLoader]
-
-MOST_BY_DEFAULT = 4
-"""Loader processes of a worker where nobody says how many."""
-
 AHEAD = 2
 """Minibatches that each process reads ahead."""
-
-
-NOTES = 3
+_NOTES = 3
 """Files that could not be read which the person is told of at once; all of them are in the report."""
 
 
@@ -87,9 +73,9 @@ class _Noting:
             if path in self.skipped:
                 continue
             self.skipped.append(path)
-            if len(self.skipped) <= NOTES:
+            if len(self.skipped) <= _NOTES:
                 self._tell(f"{path} cannot be read as an image; another one of its class stands in for it")
-            elif len(self.skipped) == NOTES + 1:
+            elif len(self.skipped) == _NOTES + 1:
                 self._tell("more files cannot be read as images; report.json will list all of them")
         return minibatch
 
@@ -110,7 +96,7 @@ class Direct(_Noting):
         pass
 
     def load(self, key: Key) -> Minibatch:
-        return self._note(_load(self._loaders, key))
+        return self._note(load(self._loaders, key))
 
     def close(self) -> None:
         pass
@@ -145,16 +131,16 @@ class ReadAhead(_Noting):
         self._order = _Order()
         self._coming: Iterator[Key] = iter(())
         self._next: Key | None = None
-        self._minibatches: Iterator[Minibatch | _Failure] | None = None
+        self._minibatches: Iterator[Minibatch | Failure] | None = None
         self._processes = processes
         self._loader: DataLoader[Any] | None = DataLoader(
-            _ByKey(loaders, data, threads),
+            LoadedByKey(loaders, data, threads),
             batch_size=None,  # An item is a whole minibatch.
             sampler=self._order,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             num_workers=processes,
             multiprocessing_context=multiprocessing.get_context("forkserver"),
-            worker_init_fn=_start_process,
+            worker_init_fn=start_process,
             prefetch_factor=AHEAD,
             persistent_workers=True,
             pin_memory=pin,
@@ -194,8 +180,8 @@ class ReadAhead(_Noting):
             found = next(self._minibatches)
         except RuntimeError as error:  # What torch raises when a process has gone.
             raise self._lost(error) from error
-        if isinstance(found, _Failure):
-            raise found.error from _InLoaderProcess(found.trace)
+        if isinstance(found, Failure):
+            raise found.error from InLoaderProcess(found.trace)
         return self._note(found)
 
     def _lost(self, error: Exception) -> UserError:
@@ -213,24 +199,6 @@ class ReadAhead(_Noting):
         if self._loader is not None:
             self._loader._iterator = None
         self._loader = None
-
-
-def loader_workers(wanted: int | None, data: str, cores: int, minibatch_bytes: int, shared_bytes: float) -> int:
-    """How many loader processes a worker gets.
-
-    Args:
-        wanted: what the person asked for; None for a few where samples of `data` are read from files one by one, and
-            none where they lie in memory or come from a function, which may hold what no other process can have.
-        cores: for each worker of this host; one is left to the worker itself.
-        minibatch_bytes: of the model's inputs.
-        shared_bytes: free shared memory for each worker of this host; half of it is left alone.
-    """
-    if wanted is not None:
-        return wanted
-    if parse_data(data).kind != "imagefolder":
-        return 0
-    room = shared_bytes / 2 / (AHEAD * max(1, minibatch_bytes))
-    return max(0, min(MOST_BY_DEFAULT, cores - 1, math.floor(min(room, MOST_BY_DEFAULT))))
 
 
 def open_source(
@@ -254,17 +222,6 @@ def open_source(
     return ReadAhead(loaders, options.data, course, processes, tell, threads=threads, pin=pin)
 
 
-def prepare_processes(data: str) -> None:
-    """Begin to start the process that loader processes are forked from, which loads torch meanwhile."""
-    modules = ["pd_train.tied", __name__]
-    if images_of(parse_data(data)) is not None:
-        modules.append("torchvision.transforms")
-    if multiprocessing.parent_process() is not None:  # A program that launches workers has such a process already.
-        multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
-    with held_back(signal.SIGUSR1):  # For ever: it is for workers.
-        multiprocessing.forkserver.ensure_running()
-
-
 class _Order:
     """torch's sampler: what is to be read, again from the start whenever it is asked."""
 
@@ -272,75 +229,3 @@ class _Order:
 
     def __iter__(self) -> Iterator[Key]:
         return self.ahead()
-
-
-class _ByKey(Dataset[Any]):
-    """Both loaders as torch wants them: a data set whose items are minibatches."""
-
-    def __init__(self, loaders: Loaders, data: str, threads: int) -> None:
-        self.loaders = loaders
-        self.data = data
-        self.threads = threads
-
-    def __getitem__(self, key: Key) -> Minibatch | _Failure:
-        try:
-            return _load(self.loaders, key)
-        except Exception as error:
-            return _Failure.of(error)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The user's file is imported first. Then what it defines is found by name.
-        return _import_user_code, (self.data,), self.__dict__
-
-
-def _import_user_code(data: str) -> _ByKey:
-    if parse_data(data).kind == "function":
-        load_function(data)
-    return _ByKey.__new__(_ByKey)
-
-
-def _load(loaders: Loaders, key: Key) -> Minibatch:
-    return loaders[0 if key.training else 1].load(key.epoch, key.minibatch)
-
-
-def _as_it_is(item: object) -> object:
-    return item
-
-
-def _start_process(number: int) -> None:
-    """The first thing in a loader process, which ends as soon as the worker does, however that ends."""
-    worker = multiprocessing.parent_process()
-    assert worker is not None
-
-    def follow() -> None:
-        worker.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, name="worker-watch", daemon=True).start()
-    info = torch.utils.data.get_worker_info()
-    assert info is not None
-    torch.set_num_threads(info.dataset.threads)  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An exception on its way to the worker."""
-
-    error: Exception
-    trace: str
-
-    @classmethod
-    def of(cls, error: Exception) -> _Failure:
-        trace = "".join(traceback.format_exception(error))
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            error = RuntimeError(f"{type(error).__name__}: {error}")
-        return cls(error, trace)
-
-
-class _InLoaderProcess(Exception):
-    """Shows in the log where an exception comes from."""
-
-    def __str__(self) -> str:
-        return f"in a loader process:\n{self.args[0]}"
