@@ -27,7 +27,7 @@ from pd_plan.alternatives import alternatives
 from pd_plan.cli import main
 from pd_plan.cluster import Cluster
 from pd_plan.cost import Partition
-from pd_plan.explain import explain, kept_together, parts_of
+from pd_plan.explain import bounds_of, explain, kept_together
 from pd_plan.planner import decide, make_plan, partition_of
 from pd_plan.report import print_report
 from pd_plan.strategies import STRATEGIES
@@ -439,7 +439,7 @@ def test_the_longest_part_is_what_a_minibatch_takes() -> None:
     profile = profile_of(HYBRID)
     for config in ([1], [4], [3, 1], [1, 2, 1], [1, 1, 1, 1]):
         plan = make_plan(profile, 4, 1e9, config=config)
-        assert max(part.ms for part in parts_of(profile, plan)) == plan.predicted.minibatch_ms
+        assert max(bound.ms for bound in bounds_of(profile, plan)) == plan.predicted.minibatch_ms
 
 
 @pytest.mark.parametrize(

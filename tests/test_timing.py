@@ -14,7 +14,7 @@ import pytest
 
 from pd_format.plan import Plan
 from pd_format.profile import InputSpec
-from pd_train.clock import Clock, Exchange, best_of
+from pd_train.clock import Clock, RoundTrip, best_of
 from pd_train.compute import StageRunner
 from pd_train.inbox import Inbox
 from pd_train.pulse import Pulse, PulseBoard
@@ -148,13 +148,13 @@ def test_sums_add_up_and_survive_a_file(hands: Hands) -> None:
 def test_an_offset_is_wrong_by_no_more_than_it_says(offset: float, out: float, back: float) -> None:
     clock = Clock(lambda: 7.0)
     answered = 1000.0
-    exchange = Exchange(answered - out - offset, answered, answered + 3.0, answered + 3.0 + back - offset)
-    assert abs(exchange.offset - offset) <= exchange.error + 1e-9
-    assert exchange.error == pytest.approx((out + back) / 2)
-    slower = Exchange(exchange.t0 - 1.0, *exchange[1:])
-    assert best_of([slower, exchange]) is exchange
-    clock.offset = exchange.offset
-    assert abs(clock.now() - (7.0 + offset)) <= exchange.error + 1e-9
+    trip = RoundTrip(answered - out - offset, answered, answered + 3.0, answered + 3.0 + back - offset)
+    assert abs(trip.offset - offset) <= trip.error + 1e-9
+    assert trip.error == pytest.approx((out + back) / 2)
+    slower = RoundTrip(trip.t0 - 1.0, *trip[1:])
+    assert best_of([slower, trip]) is trip
+    clock.offset = trip.offset
+    assert abs(clock.now() - (7.0 + offset)) <= trip.error + 1e-9
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from pd_plan.planner import model_of, partition_of
 from pd_plan.search import EQUAL
 from pd_plan.text import short_config
 
-__all__ = ["Part", "explain", "kept_together", "parts_of"]
+__all__ = ["Bound", "bounds_of", "explain", "kept_together"]
 
 _SPANS_NAMED = 3
 _CONFIG_WIDTH = 40
 
 
-class Part(NamedTuple):
+class Bound(NamedTuple):
     """One of the times that bound a pipeline's pace."""
 
     what: str
@@ -30,18 +30,18 @@ class Part(NamedTuple):
     """A minibatch."""
 
 
-def parts_of(profile: Profile, plan: Plan) -> list[Part]:
-    """Every part of a plan; the longest is what a minibatch takes in a pipeline."""
+def bounds_of(profile: Profile, plan: Plan) -> list[Bound]:
+    """Every bound of a plan; the longest is what a minibatch takes in a pipeline."""
     cluster = Cluster(plan.machines, plan.bandwidth_bps)
     layers = as_sent(profile, compression_of(plan)).layers
-    parts: list[Part] = []
+    bounds: list[Bound] = []
     for stage, end in zip(plan.stages, partition_of(plan).ends, strict=True):
-        parts.append(Part("compute", stage.index, stage.predicted.compute_ms / stage.replicas))
-        parts.append(Part("synchronisation", stage.index, stage.predicted.sync_ms / stage.replicas))
+        bounds.append(Bound("compute", stage.index, stage.predicted.compute_ms / stage.replicas))
+        bounds.append(Bound("synchronisation", stage.index, stage.predicted.sync_ms / stage.replicas))
         if end < len(layers):
             size = float(layers[end - 1].activation_bytes)
-            parts.append(Part("cut", stage.index, cut_ms(size, cluster.bytes_per_ms, model_of(plan))))
-    return parts
+            bounds.append(Bound("cut", stage.index, cut_ms(size, cluster.bytes_per_ms, model_of(plan))))
+    return bounds
 
 
 def explain(profile: Profile, plan: Plan) -> list[str]:
@@ -89,19 +89,19 @@ def _what(plan: Plan) -> str:
 def _why(profile: Profile, plan: Plan) -> str:
     if plan.strategy == "model-parallel":
         return "One minibatch at a time passes all stages, so their times and those of the cuts add up."
-    part = _slowest(profile, plan)
-    stage = plan.stages[part.stage]
+    bound = _slowest(profile, plan)
+    stage = plan.stages[bound.stage]
     shared = f", shared by {stage.replicas} replicas" if stage.replicas > 1 else ""
-    if part.what == "cut":
+    if bound.what == "cut":
         layers = as_sent(profile, compression_of(plan)).layers
-        size = layers[partition_of(plan).ends[part.stage] - 1].activation_bytes
+        size = layers[partition_of(plan).ends[bound.stage] - 1].activation_bytes
         back = "and as much back" if plan.cost_model == "paper" else "while as much comes back"
         detail = f"{format_bytes(size)} one way" + (f" {back}" if not plan.inference else "")
-    elif part.what == "compute":
+    elif bound.what == "compute":
         detail = f"{format_ms(stage.predicted.compute_ms)} a minibatch{shared}"
     else:
         detail = f"{format_ms(stage.predicted.sync_ms)} a round of {stage.replicas} minibatches"
-    return f"The bottleneck is {_name(part, plan)} ({detail}): {format_ms(part.ms)}."
+    return f"The bottleneck is {_name(bound, plan)} ({detail}): {format_ms(bound.ms)}."
 
 
 def _idle(profile: Profile, plan: Plan) -> str:
@@ -114,24 +114,24 @@ def _idle(profile: Profile, plan: Plan) -> str:
         return f"{used}: of the plans that were tried none simulates clearly faster, so {others}."
     if plan.strategy != "auto":
         return f"{used}: strategy {plan.strategy} takes no more."
-    part = _slowest(profile, plan)
-    if part.what == "compute":
+    bound = _slowest(profile, plan)
+    if bound.what == "compute":
         costs = "cutting" if plan.inference else "synchronising or cutting"
         return f"{used}: {costs} for more would cost as much as they save, so {others}."
-    return f"{used}: {_name(part, plan)} is the bottleneck, no plan on more is faster, so {others}."
+    return f"{used}: {_name(bound, plan)} is the bottleneck, no plan on more is faster, so {others}."
 
 
-def _slowest(profile: Profile, plan: Plan) -> Part:
-    parts = parts_of(profile, plan)
-    longest = max(part.ms for part in parts)
-    return next(part for part in parts if part.ms >= longest * (1 - EQUAL))
+def _slowest(profile: Profile, plan: Plan) -> Bound:
+    bounds = bounds_of(profile, plan)
+    longest = max(bound.ms for bound in bounds)
+    return next(bound for bound in bounds if bound.ms >= longest * (1 - EQUAL))
 
 
-def _name(part: Part, plan: Plan) -> str:
-    stage = plan.stages[part.stage]
-    if part.what == "cut":
+def _name(bound: Bound, plan: Plan) -> str:
+    stage = plan.stages[bound.stage]
+    if bound.what == "cut":
         return f"the cut after {stage.last_layer}"
-    return f"stage {part.stage}'s {part.what}"
+    return f"stage {bound.stage}'s {bound.what}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -70,7 +70,7 @@ class Scheme(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class Part(click.FloatRange):
+class Share(click.FloatRange):
     """A number between 0 and 1, both left out."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ _GROUPS = (
     cloup.option_group(
         "What to show and write",
         _option("--sweep", is_flag=True, help="The best plans on 1 to --machines machines too."),
-        _option("--robustness", type=Part(), metavar="PART", help="Loss where figures are off by it, as 0.2."),
+        _option("--robustness", type=Share(), metavar="PART", help="Loss where figures are off by it, as 0.2."),
         _option(
             "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Of --robustness.",
         ),

@@ -14,7 +14,7 @@ from pd_plan.alternatives import Alternative, alternatives
 from pd_plan.cluster import Cluster
 from pd_plan.compressed import as_sent, compression_of
 from pd_plan.cost import partition_bytes
-from pd_plan.explain import explain, parts_of
+from pd_plan.explain import bounds_of, explain
 from pd_plan.memory_report import memory_line, memory_sentences
 from pd_plan.planner import Decision, chain_of, model_of, partition_of
 from pd_plan.rates import rate_rows, rate_sentences
@@ -105,7 +105,7 @@ def _print_stages(console: Console, profile: Profile, plan: Plan) -> None:
     indent = " " * (6 if columns.fits else 2)
     total = plan.predicted.single_machine_ms
     layers = as_sent(profile, compression_of(plan)).layers
-    times = {(part.what, part.stage): part.ms for part in parts_of(profile, plan)}
+    times = {(bound.what, bound.stage): bound.ms for bound in bounds_of(profile, plan)}
     left_out = range(_FIRST_STAGES, len(plan.stages) - _LAST_STAGES)
     for stage, end in zip(plan.stages, partition_of(plan).ends, strict=True):
         # One line in the place of one stage would save nothing.

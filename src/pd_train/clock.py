@@ -7,7 +7,7 @@ NTP does it (RFC 5905, section 8), with the times at which both left and arrived
     rank 0              `----> t1   t2 -'                the way out and back took (t3 - t0) - (t2 - t1)
 
 The offset is wrong by at most half of the way out and back, which happens where one way takes all of it; so the
-quickest of several exchanges counts. Clocks that run at different speeds part again over hours.
+quickest of several round trips counts. Clocks that run at different speeds part again over hours.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from pd_train.links import Links
 from pd_train.wire import Message
 
-__all__ = ["Clock", "Exchange", "align", "answer_others", "best_of"]
+__all__ = ["Clock", "RoundTrip", "align", "answer_others", "best_of"]
 
-_EXCHANGES = 5
+_ROUND_TRIPS = 5
 
 
-class Exchange(NamedTuple):
+class RoundTrip(NamedTuple):
     """The four times of a message and its answer, in seconds; t0 and t3 by the worker's clock."""
 
     t0: float
@@ -44,9 +44,9 @@ class Exchange(NamedTuple):
         return max(0.0, (self.t3 - self.t0) - (self.t2 - self.t1)) / 2
 
 
-def best_of(exchanges: list[Exchange]) -> Exchange:
+def best_of(round_trips: list[RoundTrip]) -> RoundTrip:
     """The one that tells the offset best."""
-    return min(exchanges, key=lambda one: one.error)
+    return min(round_trips, key=lambda one: one.error)
 
 
 class Clock:
@@ -68,14 +68,14 @@ def align(clock: Clock, links: Links) -> dict[int, float]:
     Raises:
         PeerLostError: rank 0 went away.
     """
-    found: list[Exchange] = []
+    found: list[RoundTrip] = []
 
     def take(message: Message) -> None:
         sent, arrived = message.body
-        found.append(Exchange(sent, arrived, message.sent, message.arrived))
+        found.append(RoundTrip(sent, arrived, message.sent, message.arrived))
 
     links.inbox.handle("time", take)
-    for number in range(_EXCHANGES):
+    for number in range(_ROUND_TRIPS):
         links.to_rank(0, "what time", 0, number, None)
         is_answered = partial(lambda number: len(found) > number, number)
         links.inbox.wait_until(is_answered, lambda: "worker 0 to say what time it is")
