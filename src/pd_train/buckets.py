@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pd_format.compression import BUCKET_BYTES, bucket_count
 
-__all__ = ["BUCKET_BYTES", "Bucket", "Piece", "cut_into_buckets", "whole_parameters"]
+__all__ = ["Bucket", "Piece", "cut_into_buckets", "whole_parameters"]
 
 _GRAIN = 64
 
