@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from pd_format.layers.chain import Chain, build_chain
 from pd_format.profile import InputSpec
-from pd_profile.measuring import HostClock, Overhead, measure, measure_overhead, plain_step, timed_step, untouched
+from pd_profile.clocks import HostClock
+from pd_profile.measuring import measure, measure_overhead
+from pd_profile.steps import Overhead, plain_step, timed_step, untouched
 
 
 class FakeClock:

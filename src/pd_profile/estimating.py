@@ -21,10 +21,10 @@ from pd_format.profile import InputSpec
 from pd_profile.counting import Counter, Work
 from pd_profile.fused import Fused
 from pd_profile.machines import Machine
-from pd_profile.measuring import marked_step, untouched
 from pd_profile.roofline import CALIBRATED, Shares, work_ms
 from pd_profile.samples import Summary
 from pd_profile.sizes import stash_of
+from pd_profile.steps import marked_step, untouched
 
 __all__ = ["LayerWork", "count_work", "estimated_summary"]
 

@@ -24,26 +24,18 @@ from pd_format.layers.factory import build_model
 from pd_format.layers.precision import get_precision
 from pd_format.layers.task import get_task
 from pd_format.profile import Device, InputSpec, PrecisionName, Profile
+from pd_profile.clocks import Clock, clock_for
 from pd_profile.estimating import count_work, estimated_summary
 from pd_profile.inputs import choose_inputs, random_inputs
 from pd_profile.machines import Machine
-from pd_profile.measuring import (
-    Clock,
-    Loss,
-    Overhead,
-    Scope,
-    clock_for,
-    measure,
-    measure_overhead,
-    plain_step,
-    untouched,
-)
+from pd_profile.measuring import measure, measure_overhead
 from pd_profile.options import InputShape, ModelName, Scalar
 from pd_profile.progress import show_progress
 from pd_profile.record import build_record, describe_device, describe_machine
 from pd_profile.samples import Summary
 from pd_profile.shipped import SHIPPED
 from pd_profile.sizes import out_of_memory, stash_of
+from pd_profile.steps import Loss, Overhead, Scope, plain_step, untouched
 from pd_profile.table import check_lines, estimate_lines, table_lines
 
 __all__ = ["Request", "UnknownModel", "profile_model"]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pd_format.errors import UserError
 from pd_format.layers.chain import Chain
 from pd_format.layers.values import storage_key
-from pd_profile.measuring import Scope, untouched
+from pd_profile.steps import Scope, untouched
 
 __all__ = ["out_of_memory", "stash_of"]
 
