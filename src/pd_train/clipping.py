@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 __all__ = ["Clipping"]
@@ -33,8 +34,9 @@ class Clipping:
 
     def announce(self, segment: int, update: int, gradients: Sequence[Tensor | None]) -> None:
         """This shard's part of the gradient is whole."""
-        squares = (gradient.double().square().sum().item() for gradient in gradients if gradient is not None)
-        self._tell(segment, update, math.fsum(squares))
+        squares = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
+        # One look at the device for all.
+        self._tell(segment, update, math.fsum(torch.stack(squares).tolist()) if squares else 0.0)
 
     def take(self, segment: int, update: int, rank: int, squares: float) -> None:
         """A member's sum of squares has arrived."""
