@@ -28,14 +28,26 @@ Memory = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 
 class Buffers:
-    """Memory for messages. One thread takes it; it comes back by itself, whichever thread lets the last tensor go."""
+    """Memory for messages. One thread takes it; it comes back by itself, whichever thread lets the last tensor go.
 
-    def __init__(self) -> None:
+    Args:
+        pinned: whether it is page-locked, which a GPU copies from by itself.
+    """
+
+    def __init__(self, pinned: bool = False) -> None:
+        self._pinned = pinned
         self._free: list[Memory] = []
         """The longest unused first."""
         self._returned: deque[Memory] = deque()
         self._bytes = self._most_bytes = 0
         """In use, and at the fullest."""
+
+    def new(self, size: int) -> Memory:
+        """Memory of this size that has not been used before."""
+        # Aligned as torch wants it: kernels would be slower, and may compute other bits, on other memory.
+        memory: Memory = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned).numpy()
+        assert memory.ctypes.data % ALIGNMENT == 0
+        return memory
 
     def take(self, size: int) -> Memory | None:
         """One of at least this size, though not much longer; None where there is none."""
@@ -86,7 +98,7 @@ class Arrival:
         self._buffers = buffers
         self._size = size
         known = buffers.take(size)
-        self._memory = _new(min(size, _FIRST_BYTES)) if known is None else known
+        self._memory = buffers.new(min(size, _FIRST_BYTES)) if known is None else known
         self._filled = 0
 
     @property
@@ -98,7 +110,7 @@ class Arrival:
         """Where the next piece, of at most so many bytes, is to be written."""
         needed = min(self._filled + most, self._size)
         if needed > self._memory.nbytes:
-            longer = _new(min(self._size, max(needed, 2 * self._memory.nbytes)))
+            longer = self._buffers.new(min(self._size, max(needed, 2 * self._memory.nbytes)))
             longer[: self._filled] = self._memory[: self._filled]
             self._memory = longer
         return self._memory[self._filled : needed].data
@@ -121,10 +133,3 @@ class Arrival:
     def drop(self) -> None:
         """It is of no use."""
         self._buffers.give_back(self._memory)
-
-
-def _new(size: int) -> Memory:
-    # Aligned as torch wants it: kernels would be slower, and may compute other bits, on other memory.
-    memory: Memory = torch.empty(size, dtype=torch.uint8).numpy()
-    assert memory.ctypes.data % ALIGNMENT == 0
-    return memory

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from pd_format.compression import parse_gradients
 from pd_format.errors import UserError
@@ -31,6 +31,7 @@ from pd_train.reading import Source
 from pd_train.recorder import Recorder
 from pd_train.server import Send, Server
 from pd_train.sharded import ShardedServer
+from pd_train.staging import Staging
 from pd_train.torch_engine import TorchEngine
 from pd_train.weights import ParameterSets
 
@@ -70,8 +71,12 @@ def assemble(
     device: torch.device,
     task: Task,
     recorder: Recorder,
+    staging: Staging | None = None,
 ) -> Assembled:
-    """Put a stage's computation, its weight versions and its parameter server together, as the mode asks."""
+    """Put a stage's computation, its weight versions and its parameter server together, as the mode asks.
+
+    `staging` is the way to the device, where that is not the host itself.
+    """
     place = links.place
     versions = options.versions(place.stage.index)
     shared = built.parameters if options.mode.is_naive else None
@@ -91,9 +96,12 @@ def assemble(
         precision=get_precision(options.precision),
         first=place.before is None,
         crossing=None if options.plan.compress_activations is None else Crossing(options.plan.compress_activations),
+        staging=staging,
     )
     loss_scale = _loss_scale(options, links)
-    server = _server(options, built, versions, sets, links, loss_scale, engine.watch_gradients, device)
+    if staging is not None:
+        staging.meanwhile = links.inbox.sort
+    server = _server(options, built, versions, sets, links, loss_scale, engine.watch_gradients, staging)
     runner = StageRunner(
         links=links,
         versions=versions,
@@ -107,27 +115,41 @@ def assemble(
         recorder=recorder,
         peak_bytes=_peak_bytes(options, engine, server, links.inbox, device),
         loss_scale=loss_scale,
-        to_device=_bringing(device),
+        to_device=_bringing(staging),
     )
     return Assembled(runner, sets, server, loss_scale)
 
 
-def _to_replicas(links: Links, device: torch.device) -> Send:
-    """How a stage on a device sends to its replicas: messages look into the host's memory."""
-    if device.type == "cpu":
+def _to_replicas(links: Links, staging: Staging | None) -> Send:
+    """How a stage sends to its replicas: messages look into the host's memory.
+
+    Copies run beside the computation, so nothing may write to what is sent before it has been copied. Pieces of a
+    gradient are the message's own. A piece of a parameter set is written again only by an update that takes in
+    gradients of all replicas, each computed with this version or a later one (`ParameterSets`): they have received the
+    piece, so it has been copied. Where no gradient proves that (asp), what is sent is a copy that the device has made.
+    """
+    if staging is None:
         return links.to_replica
+    parameters: tuple[object, object] = None, None
+    """What was sent last, and the same on the host: all replicas are sent the same."""
 
     def send(segment: int, replica: int, kind: str, index: int, body: object) -> None:
-        links.to_replica(segment, replica, kind, index, map_tensors(Tensor.cpu, body))
+        nonlocal parameters
+        if kind != "parameters":
+            here = map_tensors(staging.to_host, body)
+        elif body is parameters[0]:
+            here = parameters[1]
+        else:
+            here = map_tensors(staging.to_host, body)
+            parameters = body, here
+        links.to_replica(segment, replica, kind, index, here)
 
     return send
 
 
-def _bringing(device: torch.device) -> Callable[[Any], Any]:
-    """Brings what a replica has sent to a device."""
-    if device.type == "cpu":
-        return lambda body: body
-    return lambda body: map_tensors(lambda tensor: tensor.to(device), body)
+def _bringing(staging: Staging | None) -> Callable[[Any], Any] | None:
+    """Brings what has arrived to the device."""
+    return None if staging is None else partial(map_tensors, staging.to_device)
 
 
 def _peak_bytes(
@@ -151,9 +173,9 @@ def _server(
     links: Links,
     loss_scale: LossScale | None,
     watch: WatchGradients,
-    device: torch.device,
+    staging: Staging | None,
 ) -> Server:
-    send = _to_replicas(links, device)
+    send = _to_replicas(links, staging)
     names = [built.names[id(parameter)] for parameter in built.parameters]
     replica, optimizer = links.place.replica, options.optimizer
     if options.mode.sync == "asp":

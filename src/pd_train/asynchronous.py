@@ -144,7 +144,7 @@ class AsynchronousServer:
             self._optimizers[bucket].step(self._pieces[bucket], gradients, self._rate)
         self._versions[bucket] += 1
         # A copy: the next gradient may be applied before this message has left.
-        tensors = tuple(piece.clone() for piece in self._pieces[bucket])
+        body = (bucket, tuple(piece.clone() for piece in self._pieces[bucket]))
         for replica in range(self._replicas):
             if replica != self._replica:
-                self._send(self._segment, replica, "parameters", self._versions[bucket], (bucket, tensors))
+                self._send(self._segment, replica, "parameters", self._versions[bucket], body)

@@ -111,7 +111,7 @@ class CompressedTraffic:
         row = self._rows[bucket]
         parts = self._compressor.encode(bucket, row)
         row.sub_(self._decode(bucket, parts, row.device))
-        return [torch.tensor(owes), *(part.cpu() for part in parts)]
+        return [torch.tensor(owes), *parts]
 
     def unpack_gradients(self, bucket: int, found: list[Tensor]) -> Gradients:
         """The gradients of a bucket's pieces, in memory of their own."""
@@ -124,7 +124,7 @@ class CompressedTraffic:
         row = torch.cat([master - piece for master, piece in zip(self.masters[bucket], pieces, strict=True)])
         parts = self._compressor.encode(bucket, row)
         self.add_step(bucket, parts, pieces)
-        return [part.cpu() for part in parts]
+        return parts
 
     def add_step(self, bucket: int, parts: list[Tensor], pieces: Sequence[Tensor]) -> None:
         """Make the pieces, which hold the version before, the next version."""

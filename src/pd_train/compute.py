@@ -16,7 +16,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -93,7 +93,7 @@ class StageRunner:
         peak_bytes: tells how much memory the worker has held at its fullest.
         loss_scale: of float16, else None.
         recorder: of this worker's time.
-        to_device: brings what has arrived from a replica to where the stage computes.
+        to_device: brings what has arrived to where the stage computes; None where it is there already.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class StageRunner:
         recorder: Recorder,
         peak_bytes: Callable[[], int | None] = lambda: None,
         loss_scale: LossScale | None = None,
-        to_device: Callable[[Any], Any] = lambda body: body,
+        to_device: Callable[[Any], Any] | None = None,
     ) -> None:
         self._links = links
         self._inbox = links.inbox
@@ -123,7 +123,9 @@ class StageRunner:
         self._rate_scale = rate_scale
         self._seed = seed
         self._recorder = recorder
-        self._to_device = to_device
+        self._to_device = to_device or (lambda body: body)
+        if to_device is not None:
+            self._inbox.bring = self._brought
         self._next_pulse = 0.0
         self._long = set(Doing)  # As long as nobody knows.
         self.tell_pulse: Callable[[Pulse], None] = lambda pulse: None
@@ -274,10 +276,20 @@ class StageRunner:
         if self._source is not None:
             with self._pass(Doing.WAIT_DATA, minibatch):
                 loaded = self._source.load(Key(segment.training, segment.epoch, segment.first + minibatch))
-            return loaded.inputs, loaded.targets, None
+                # Of no use on the device but to the last stage, targets go on to it from the host.
+                targets = self._to_device(loaded.targets) if self._is_last else loaded.targets
+                return self._to_device(loaded.inputs), targets, None
         with self._recorder.doing(Doing.WAIT_ACTIVATIONS, minibatch):
             values, targets, tag = self._links.receive_forward(segment.number, minibatch)
         return values, targets, tag
+
+    def _brought(self, message: Message) -> Message:
+        """A message about a minibatch, its tensors on their way to the device before they are due."""
+        if message.kind == "forward":
+            values, targets, tag = message.body
+            targets = self._to_device(targets) if self._is_last else targets
+            return replace(message, body=(self._to_device(values), targets, tag))
+        return replace(message, body=self._to_device(message.body)) if message.kind == "backward" else message
 
     def _report(self, segment: Segment, minibatch: int, score: Score) -> None:
         if score.loss is not None and not math.isfinite(score.loss):

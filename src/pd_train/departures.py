@@ -18,9 +18,9 @@ from typing import Any
 
 from pd_train.wire import PIECE_BYTES, Sealed
 
-__all__ = ["Departures"]
+__all__ = ["URGENT", "Departures"]
 
-_URGENT = frozenset({"failed"})
+URGENT = frozenset({"failed"})
 """Kinds that overtake all others, even between two pieces. Whoever gets one does nothing else any more."""
 
 
@@ -38,7 +38,7 @@ class Departures:
 
     def add(self, message: Sealed) -> None:
         """One more, behind the others."""
-        (self._urgent if message.kind in _URGENT else self._waiting).append(message)
+        (self._urgent if message.kind in URGENT else self._waiting).append(message)
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._waiting) + bool(self._pieces) + (self._next is not None)

@@ -28,6 +28,7 @@ from pd_train.loader_process import prepare_processes
 from pd_train.reading import open_source
 from pd_train.recorder import Recorder
 from pd_train.routing import Place
+from pd_train.staging import Staging, open_staging
 from pd_train.transport import Transport
 from pd_train.watch import Watch, report_to_rank_0
 
@@ -62,6 +63,11 @@ class Duty(Protocol):
     fingerprint: str
     """Of the model."""
 
+    @property
+    def staging(self) -> Staging | None:
+        """The way to the device and back; None where nothing is on one."""
+        ...
+
     def assemble(self, links: Links, recorder: Recorder) -> Stands:
         """Put the stage together; called once, before the workers meet."""
         ...
@@ -92,6 +98,7 @@ class Training:
         dump.phase = "builds its stage"
         self._built = build_stage(options.plan, place.stage.index, options.seed, self._device, init_from)
         self.fingerprint = self._built.fingerprint
+        self.staging = open_staging(self._device)
         self._task = get_task(options.plan.task)
         dump.phase = "opens the data"
         self._loaders, self._measure, self._source = None, None, None
@@ -104,7 +111,7 @@ class Training:
 
     def assemble(self, links: Links, recorder: Recorder) -> StageRunner:
         self._assembled = assemble(
-            self._setup.options, self._built, links, self._source, self._device, self._task, recorder
+            self._setup.options, self._built, links, self._source, self._device, self._task, recorder, self.staging
         )
         return self._assembled.runner
 
@@ -153,6 +160,8 @@ class Training:
 
 class Emulating:
     """The stage is made of a profile; nothing is built or read."""
+
+    staging = None
 
     def __init__(self, setup: WorkerSetup, emulation: Emulation, dump: WorkerDump) -> None:
         self._setup = setup

@@ -30,8 +30,9 @@ class StageEngine(Protocol):
     """Computes forward and backward passes of one stage; one thread calls it.
 
     `key` names a minibatch between its two passes, `index` a parameter set. Values are nestings of tensors and plain
-    values; a tensor that wants a gradient has `requires_grad` set. What an engine hands out to cross a cut, only the
-    engine of the next stage reads.
+    values; a tensor that wants a gradient has `requires_grad` set. All that is given is where the engine
+    computes; what it hands out is in the host's memory, or on its way there (`pd_train.staging`). What it hands out to
+    cross a cut, only the engine of the next stage reads.
     """
 
     def forward(self, key: int, index: int, values: tuple[Any, ...], seed: int) -> tuple[Any, ...]:

@@ -64,6 +64,8 @@ class Inbox:
         """Called after messages were sorted: what they made possible is done here."""
         self.on_arrival: Callable[[Message], None] = lambda message: None
         """Is shown every message once, before it is sorted."""
+        self.bring: Callable[[Message], Message] = lambda message: message
+        """Is given every message that is to be kept until it is due, and gives what is kept in its place."""
         self.on_tick: Callable[[], None] = lambda: None
         """Called about once a second while this worker waits."""
         self.needed_peers: set[int] | None = None
@@ -100,9 +102,13 @@ class Inbox:
 
     def poll(self) -> None:
         """Sort all that has arrived, without waiting."""
+        self.sort()
+        self.on_idle()
+
+    def sort(self) -> None:
+        """As `poll`, but what it makes possible is left for later."""
         while (item := self._transport.receive()) is not None:
             self._sort(item)
-        self.on_idle()
 
     def wait_for(self, kind: str, segment: int, index: int, what: str) -> Any:
         """The body of the one message of this kind, segment and index; `what` names it to people."""
@@ -195,4 +201,4 @@ class Inbox:
             except WireError as error:
                 self._transport.refuse(f"{item.kind} {item.index} of worker {item.sender}: {error}")
         else:
-            self._kept.setdefault((item.kind, item.segment, item.index), []).append(item)
+            self._kept.setdefault((item.kind, item.segment, item.index), []).append(self.bring(item))

@@ -84,6 +84,8 @@ _FORMS = {"measure": _is_order, "probe": _is_probe, "probed": _is_count, "measur
 class MeasuringNetwork:
     """A worker's duty: nothing is built."""
 
+    staging = None
+
     def __init__(self, setup: WorkerSetup) -> None:
         self._plan = setup.options.plan
         self._rank = setup.rank

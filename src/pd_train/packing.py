@@ -252,10 +252,12 @@ class Frames:
 
     Args:
         frames: buffers.
+        pinned: whether that memory is to be page-locked.
     """
 
-    def __init__(self, frames: Sequence[Any]) -> None:
+    def __init__(self, frames: Sequence[Any], pinned: bool = False) -> None:
         self._frames = iter(frames)
+        self._pinned = pinned
 
     def take(self, expected: int) -> Tensor:
         """The next bytes, in memory of their own."""
@@ -270,7 +272,7 @@ class Frames:
             if parts[-1].nbytes == 0 or found > expected:
                 raise WireError(f"frames that do not add up to a tensor of {expected} bytes")
         # Memory is taken only now that as many bytes are really here as the header announced.
-        raw = torch.empty(expected, dtype=torch.uint8)
+        raw = torch.empty(expected, dtype=torch.uint8, pin_memory=self._pinned)
         memory = raw.numpy()
         start = 0
         for part in parts:

@@ -320,6 +320,7 @@ class ShardedServer:
             self._arithmetic.step(self._optimizers[bucket], pieces, previous, gradients, self._rate)
         # Not kept until the last bucket of the version: a gradient is needed once.
         self._means[version - 1][bucket] = []
+        body = (bucket, message)
         for replica in range(self._replicas):
             if replica != self._replica:
-                self._send(self._segment, replica, "parameters", version, (bucket, message))
+                self._send(self._segment, replica, "parameters", version, body)

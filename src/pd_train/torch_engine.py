@@ -22,6 +22,7 @@ from pd_train.crossing import Crossing
 from pd_train.engine import Score
 from pd_train.memory import MemoryMeter
 from pd_train.seeding import seed_generators
+from pd_train.staging import Staging
 
 __all__ = ["TorchEngine", "watch_leaves"]
 
@@ -59,6 +60,8 @@ class TorchEngine:
         precision: what autocast computes in, and what float32 tensors are while they cross a cut.
         first: whether values come from the data set, not across a cut.
         crossing: what compresses activations at cuts, if anything does.
+        staging: the way from the device, where that is not the host itself. A pass then ends with one wait for the
+            device, and has none within: what it takes is to be a time of the host's clock.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class TorchEngine:
         precision: Precision = FP32,
         first: bool = True,
         crossing: Crossing | None = None,
+        staging: Staging | None = None,
     ) -> None:
         self._module = module
         self._sets = sets
@@ -84,11 +88,13 @@ class TorchEngine:
         self._precision = precision
         self._first = first
         self._crossing = crossing
+        self._staging = staging
         self._pointers = _pointers_to(module, sets[0])
         self._current = 0
         self._stash: dict[int, _Stash | _Recipe] = {}
         self._meter: MemoryMeter | None = None
-        # What a stage sends must not share memory with what it goes on writing to.
+        # What a stage sends must not share memory with what it goes on writing to: it leaves, or is copied from the
+        # device, beside the passes that follow.
         self._owned = {tensor.untyped_storage().data_ptr() for tensor in module.buffers()}
         for held in sets:
             self._owned |= {tensor.untyped_storage().data_ptr() for tensor in held}
@@ -115,12 +121,15 @@ class TorchEngine:
         recipe = _Recipe(index, self._arrived(values), None, seed)
         stash, result = self._run(recipe)
         self._keep(key, recipe, stash)
-        return self._leaving(result)
+        sent = self._leaving(result)
+        self._end()
+        return sent
 
     def forward_loss(self, key: int, index: int, values: tuple[Any, ...], targets: Any, seed: int) -> Score:
-        recipe = _Recipe(index, self._arrived(values), map_tensors(self._here, targets), seed)
+        recipe = _Recipe(index, self._arrived(values), targets, seed)
         stash, (loss,) = self._run(recipe)
         self._keep(key, recipe, stash)
+        (loss,) = self._end(loss.detach())
         return Score(loss.item(), None, self._task.samples(recipe.targets))
 
     def backward(
@@ -143,11 +152,12 @@ class TorchEngine:
                         f"{root.dtype} {tuple(root.shape)}"
                     )
             if pairs:
-                torch.autograd.backward([root for root, _ in pairs], [self._here(arrived) for _, arrived in pairs])
+                torch.autograd.backward([root for root, _ in pairs], [arrived for _, arrived in pairs])
         answer = [tensor.grad for tensor in received]
         if self._crossing is not None and not self._first:
             answer = self._crossing.pack_gradients(answer)
-        result: list[Tensor | None] = map_tensors(Tensor.cpu, answer)
+        result: list[Tensor | None] = answer if self._staging is None else map_tensors(self._staging.to_host, answer)
+        self._end()
         return result
 
     def take_parameter_gradients(self, index: int) -> list[Tensor | None]:
@@ -167,15 +177,18 @@ class TorchEngine:
         with torch.no_grad(), self._precision.computing(self._device):
             result = self._module(*self._widened(self._arrived(values)))
             if targets is None:
-                return self._leaving(self._precision.narrow(result))
-            targets = map_tensors(self._here, targets)
+                sent = self._leaving(self._precision.narrow(result))
+                self._end()
+                return sent
             loss = self._task.loss(result[0], targets)
-            predictions = None
+            made = [loss]
             if self._predict:
                 assert isinstance(self._task, PredictingTask)
-                predictions = self._task.predictions(result[0]).cpu()
-            samples = self._task.samples(targets)
-            return Score(loss.item(), self._task.correct(result[0], targets), samples, predictions)
+                made.append(self._task.predictions(result[0]))
+            # A task counts by itself, for which it may wait for the device.
+            correct, samples = self._task.correct(result[0], targets), self._task.samples(targets)
+            loss, *predictions = self._end(*made)
+            return Score(loss.item(), correct, samples, predictions[0] if predictions else None)
 
     def _keep(self, key: int, recipe: _Recipe, stash: _Stash) -> None:
         # Where nothing wants a gradient, in front of all that trains, no backward pass needs the forward pass again.
@@ -236,9 +249,8 @@ class TorchEngine:
                 parameter.data.copy_(held.data)
 
     def _arrived(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A stage's input on its device, as the stage before had it."""
-        here: tuple[Any, ...] = map_tensors(self._here, values)
-        return here if self._first or self._crossing is None else self._crossing.unpack(here)
+        """A stage's input as the stage before had it."""
+        return values if self._first or self._crossing is None else self._crossing.unpack(values)
 
     def _leaving(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         if self._crossing is not None:
@@ -246,16 +258,16 @@ class TorchEngine:
         sent: tuple[Any, ...] = map_tensors(self._to_send, values)
         return sent
 
-    def _here(self, tensor: Tensor) -> Tensor:
-        if tensor.device == self._device:
-            return tensor
-        return tensor.detach().to(self._device).requires_grad_(tensor.requires_grad)
-
     def _to_send(self, tensor: Tensor) -> Tensor:
-        sent = tensor.detach().cpu()
+        sent = tensor.detach()
         if sent.untyped_storage().data_ptr() in self._owned:
             sent = sent.clone()
-        return sent.requires_grad_(tensor.requires_grad)
+        sent.requires_grad_(tensor.requires_grad)
+        return sent if self._staging is None else self._staging.to_host(sent)
+
+    def _end(self, *values: Tensor) -> Sequence[Tensor]:
+        """Wait until the device has done the pass; its small values, on the host."""
+        return values if self._staging is None else self._staging.finish(*values)
 
 
 def watch_leaves(leaves: Sequence[Sequence[nn.Parameter]], ready: Callable[[int, Tensor], None]) -> None:

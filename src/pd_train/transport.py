@@ -5,6 +5,7 @@ sends to. One thread owns all of them; the compute thread meets it at two queues
 
     compute thread --send()--> departures of the peer --> its DEALER  ==TCP==>  ROUTER --> inbox --receive()-->
 
+* Where a worker computes on a GPU, what it sends is held until its bytes have come from there (`pd_train.sender`).
 * Threads: this one, which runs Python between calls to libzmq, and one I/O thread of libzmq, which alone reads and
   writes the network.
 * Sending never blocks: what may be under way is bounded by the protocol itself (`in_flight` activations and
@@ -38,13 +39,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import zmq
 
 from pd_format.errors import UserError
 from pd_train.admission import GREETING, Admission, Refusals
 from pd_train.arrivals import Arrival, Buffers
-from pd_train.departures import Departures
+from pd_train.departures import URGENT, Departures
 from pd_train.handshakes import Handshakes
 from pd_train.keys import Key
 from pd_train.packing import Frames, Region
@@ -83,6 +85,9 @@ class Transport:
         problem: what is wrong with a message by the plan; see `pd_train.forms.plan_problem`.
         key: that all workers of the run hold; None to speak and listen in the open.
         now: the clock that messages are stamped by, in seconds.
+        hold: is given what lets a message go, to be called, in order, once the message's bytes are there; None where
+            they always are (`pd_train.sender`).
+        pinned: whether messages are to land in page-locked memory, which a GPU copies from by itself.
 
     Raises:
         UserError: the address cannot be bound.
@@ -98,15 +103,19 @@ class Transport:
         problem: Callable[[Message], str | None] = lambda message: None,
         key: Key | None = None,
         now: Callable[[], float] = time.monotonic,
+        hold: Callable[[Callable[[], None]], None] | None = None,
+        pinned: bool = False,
     ) -> None:
         self.rank = rank
         self._run = run
         self._taken: tuple[str, ...] = (run,)
         self._admission = Admission(problem)
         self._now = now
+        self._hold = hold
+        self._pinned = pinned
         self._refusals = Refusals()
         self._refusing = threading.Lock()
-        self._buffers = Buffers()
+        self._buffers = Buffers(pinned)
         self._arriving: dict[bytes, tuple[Opened, Arrival]] = {}
         """By connection; one at a time, and only of those that have greeted."""
         self.sent_bytes: Counter[str] = Counter()
@@ -168,12 +177,20 @@ class Transport:
     def send(self, rank: int, message: Message) -> None:
         """Queue a message; returns at once. Its tensors must not change until the run has moved past them."""
         if rank == self.rank:
-            self._inbox.put(message)
-            return
-        sealed = seal(message, self._run, sent=self._now())
-        self.sent_bytes[message.kind] += sealed.size
-        self._outgoing.append((rank, sealed))
-        self._wake()
+            leave = partial(self._inbox.put, message)
+        else:
+            # Looks at where the bytes are, not at them: they may be on their way there.
+            sealed = seal(message, self._run, sent=self._now())
+            self.sent_bytes[message.kind] += sealed.size
+            leave = partial(self._depart, rank, sealed)
+        if self._hold is None or message.kind in URGENT:
+            leave()
+        else:
+            self._hold(leave)
+
+    def fail(self, error: BaseException) -> None:
+        """Have `receive` raise an error; may be called from any thread."""
+        self._inbox.put(error)
 
     @property
     def refused(self) -> int:
@@ -250,6 +267,10 @@ class Transport:
         socket.setsockopt(zmq.HEARTBEAT_TTL, self._peer_timeout_ms)
         # Off by default in libzmq; IPv4 addresses go on working, and a system without IPv6 refuses only those.
         socket.setsockopt(zmq.IPV6, 1 if _has_ipv6() else 0)
+
+    def _depart(self, rank: int, sealed: Sealed) -> None:
+        self._outgoing.append((rank, sealed))
+        self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # A full pipe has woken the thread already.
@@ -344,7 +365,7 @@ class Transport:
         if opened.apart and len(frames) > 1:
             raise WireError("a header whose bytes come twice")
         if not opened.apart:
-            message = opened.read(Frames([frame.buffer for frame in frames[1:]]))
+            message = opened.read(Frames([frame.buffer for frame in frames[1:]], self._pinned))
             self._admission.check(connection, message)
             self._take(message, sum(len(frame) for frame in frames))
             return

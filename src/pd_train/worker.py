@@ -29,6 +29,7 @@ from pd_train.meeting import COMMON_MARK, meet
 from pd_train.network_check import MeasuringNetwork, network_problem
 from pd_train.recorder import Recorder
 from pd_train.routing import Place, place_of
+from pd_train.sender import Sender
 from pd_train.transport import Transport
 from pd_train.wire import Message
 
@@ -130,8 +131,18 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         else:
             duty = Training(setup, place, launcher, dump)
         clock = Clock()
+        sender = None if duty.staging is None else Sender(duty.staging)
         transport = Transport(
-            setup.rank, COMMON_MARK, setup.address, setup.port, options.peer_timeout, problem, _key(setup), clock.now
+            setup.rank,
+            COMMON_MARK,
+            setup.address,
+            setup.port,
+            options.peer_timeout,
+            problem,
+            _key(setup),
+            clock.now,
+            hold=None if sender is None else sender.hold,
+            pinned=duty.staging is not None and duty.staging.pins,
         )
     except Exception:
         if duty is not None:
@@ -139,6 +150,8 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
         raise
     linger, has_met = 0.0, False
     try:
+        if sender is not None:
+            sender.start(transport.fail)
         launcher.tell(Bound(transport.address, transport.port))
         dump.add(transport.standing)
         dump.phase = "waits until all workers of this host listen"
@@ -171,6 +184,8 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
             linger = patience_s(options.launched) if is_first else _FAILURE_LINGER_S
         raise
     finally:
+        if sender is not None:
+            sender.close(linger)
         transport.close(linger)
         duty.close()
 
