@@ -50,7 +50,7 @@ from pd_format.layers.factory import build_model  # noqa: E402
 from pd_format.plan import read_plan  # noqa: E402
 from pd_format.profile import read_profile  # noqa: E402
 from pd_train.launch import MALLOC  # noqa: E402
-from pd_train.timing import Part, WorkerTiming  # noqa: E402
+from pd_train.timing import Phase, WorkerTiming  # noqa: E402
 
 MICROBATCHES = 8
 LR = "0.001"
@@ -278,7 +278,7 @@ class Bench:
         for stage in plan.stages:
             for rank in stage.workers:
                 timing = WorkerTiming.from_plain(epoch["workers"][rank])
-                paces.append(timing.of_part(Part.STEADY) / timing.steady_minibatches / stage.replicas)
+                paces.append(timing.of_phase(Phase.STEADY) / timing.steady_minibatches / stage.replicas)
         print(f"    ({contender}: {plan.config}, in flight {[stage.in_flight for stage in plan.stages]})", flush=True)
         return plan.minibatch_size / statistics.median(paces)
 

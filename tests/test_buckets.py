@@ -38,6 +38,16 @@ def test_shards_own_about_the_same() -> None:
     assert max(owned) - min(owned) < 1000
 
 
+def test_the_last_row_is_cut_finer_so_that_every_shard_has_a_part_in_what_comes_last() -> None:
+    """Two shards, 32 MiB: rows of 4 MiB a bucket, the last one made into rows of 2, 1, 0.5 and 0.5."""
+    buckets = cut_into_buckets([8 << 20], [4], shards=2)
+    sizes = [sum(4 * (piece.stop - piece.start) for piece in bucket.pieces) / 2**20 for bucket in buckets]
+    assert sizes == [4] * 6 + [2, 2, 1, 1, 0.5, 0.5, 0.5, 0.5]
+    assert [bucket.shard for bucket in buckets] == [0, 1] * 7
+    even = cut_into_buckets([8 << 20], [4], shards=2, even=True)
+    assert {sum(4 * (piece.stop - piece.start) for piece in bucket.pieces) for bucket in even} == {4 << 20}
+
+
 def test_a_single_worker_has_one_bucket_of_whole_parameters() -> None:
     (bucket,) = whole_parameters([5, 7])
     assert bucket.pieces == (Piece(0, 0, 5), Piece(1, 0, 7))

@@ -24,7 +24,6 @@ from pd_format.schedule import work_order
 from pd_format.versions import Mode
 from pd_plan.cli import main as plan_main
 from pd_train.cli import main
-from pd_train.compute import Segment
 from pd_train.emulated import EmulatedEngine, NoArithmetic, parameters_of
 from pd_train.emulated_assembly import assemble_emulated
 from pd_train.emulation import Emulation, pace_of
@@ -33,6 +32,7 @@ from pd_train.links import Links
 from pd_train.options import RunOptions
 from pd_train.recorder import Recorder
 from pd_train.routing import place_of
+from pd_train.segment import Segment
 from pd_train.wire import Message, decode, encode
 from plan_oracles import Layer, profile_of
 

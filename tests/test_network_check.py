@@ -111,7 +111,8 @@ def test_of_many_links_so_many_are_measured_alone_as_take_20_seconds(
     monkeypatch.setattr(network_check, "_Conductor", Conductor)
     plan = plan_for(tmp_path, "8")
     duty = MeasuringNetwork(
-        WorkerSetup(dataclasses.replace(options_of(tmp_path, "8"), plan=plan), 0, "127.0.0.1", 0, 0, 8)
+        WorkerSetup(dataclasses.replace(options_of(tmp_path, "8"), plan=plan), 0, "127.0.0.1", 0, 0, 8),
+        place_of(plan, 0),
     )
     duty._lead(cast(Company, SimpleNamespace(tell=told.append)))
     assert measured == [(1, 0.5)] * 40 + [(56, 3.0)]

@@ -33,7 +33,7 @@ from pd_train.events import (
 from pd_train.past_run import read_run
 from pd_train.recorder import RECEIVED
 from pd_train.show_report import show_report
-from pd_train.timing import Doing, Part, Transfers, WorkerTiming
+from pd_train.timing import Doing, Phase, Transfers, WorkerTiming
 from pd_train.timing_file import lines_before, timing_line, timings_of
 from pd_train.trace import trace_of
 from plans import plan_of
@@ -51,8 +51,8 @@ def workers() -> list[WorkerTiming]:
     timings = []
     for share in (2, 2, 1):
         timing = WorkerTiming(minibatches=24 // share, steady_minibatches=20 // share, cut=Transfers(9, 2400, 0.2, 0.1))
-        timing.seconds[Part.STEADY][Doing.FORWARD] = 0.04
-        timing.seconds[Part.STEADY][Doing.BACKWARD] = 0.06
+        timing.seconds[Phase.STEADY][Doing.FORWARD] = 0.04
+        timing.seconds[Phase.STEADY][Doing.BACKWARD] = 0.06
         timings.append(timing)
     return timings
 

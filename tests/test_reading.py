@@ -24,7 +24,7 @@ from pd_format.errors import UserError
 from pd_format.layers.factory import load_function
 from pd_format.profile import InputSpec
 from pd_format.versions import Mode
-from pd_train.course import Course, Key
+from pd_train.course import Course, MinibatchKey
 from pd_train.data import Minibatch, MinibatchLoader
 from pd_train.events import Event, Note, Progress
 from pd_train.feed import loader_workers
@@ -45,7 +45,7 @@ def course(**changes: Any) -> Course:
     return dataclasses.replace(COURSE, **changes)
 
 
-def written(keys: Iterator[Key]) -> str:
+def written(keys: Iterator[MinibatchKey]) -> str:
     """`t0:0 1 2 v0:0 ...`: the phase with its epoch wherever that changes, and minibatches."""
     words, phase = [], ""
     for key in keys:
@@ -158,7 +158,7 @@ def test_what_is_read_ahead_is_what_reading_gives() -> None:
         for _ in range(2):
             source.expect(True, 1, 5, 2)
             for b in (5, 6):
-                assert same(source.load(Key(True, 1, b)), direct.load(Key(True, 1, b)))
+                assert same(source.load(MinibatchKey(True, 1, b)), direct.load(MinibatchKey(True, 1, b)))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -182,7 +182,7 @@ def test_an_exception_arrives_as_what_it_is(failure: Exception, kind: type[Excep
     import pickle
 
     by_key = LoadedByKey(loaders_of(f"{MODELS}:drawn", failure=failure), f"{MODELS}:drawn", 1)
-    found = [pickle.loads(pickle.dumps(by_key[Key(True, 0, b)])) for b in range(7)]
+    found = [pickle.loads(pickle.dumps(by_key[MinibatchKey(True, 0, b)])) for b in range(7)]
     (failed,) = [one for one in found if not isinstance(one, Minibatch)]
     assert type(failed.error) is kind
     assert str(failed.error) == text

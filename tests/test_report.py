@@ -22,7 +22,7 @@ from pd_train.breakdown import (
 from pd_train.events import EpochMetrics
 from pd_train.recorder import Recorder
 from pd_train.report import break_down, performance_of, time_to_target
-from pd_train.timing import Doing, Part, Transfers, WorkerTiming
+from pd_train.timing import Doing, Phase, Transfers, WorkerTiming
 from pd_train.wire import Message
 from plans import plan_of
 
@@ -46,9 +46,9 @@ def worker(
     """A worker that did this in the steady state, in milliseconds a minibatch of its own."""
     timing = WorkerTiming(minibatches=minibatches, steady_minibatches=steady, cut=cut or Transfers())
     for name, each in ms.items():
-        timing.seconds[Part.STEADY][Doing[name.upper()]] = each * steady / 1e3
-    timing.seconds[Part.START_UP][Doing.WAIT_ACTIVATIONS] = idle_s / 2
-    timing.seconds[Part.DRAIN][Doing.WAIT_GRADIENTS] = idle_s / 2
+        timing.seconds[Phase.STEADY][Doing[name.upper()]] = each * steady / 1e3
+    timing.seconds[Phase.START_UP][Doing.WAIT_ACTIVATIONS] = idle_s / 2
+    timing.seconds[Phase.DRAIN][Doing.WAIT_GRADIENTS] = idle_s / 2
     return timing
 
 
@@ -72,7 +72,7 @@ def test_the_steady_part_gives_the_time_of_a_minibatch_and_start_up_and_drain_st
     recorder.start_segment(0)
     spend(Doing.FORWARD, 2)
     spend(Doing.WAIT_GRADIENTS, 5)
-    recorder.enter(Part.STEADY)
+    recorder.enter(Phase.STEADY)
     for _ in range(2):
         spend(Doing.BACKWARD, 2)
         recorder.passed(steady=True)
@@ -80,11 +80,11 @@ def test_the_steady_part_gives_the_time_of_a_minibatch_and_start_up_and_drain_st
         spend(Doing.WAIT_GRADIENTS, 1)
     # Sent while it computed, for one of three seconds.
     recorder.arrived(Message("backward", 1, 0, 0, sent=now - 2, arrived=now + 1, size=100))
-    recorder.enter(Part.DRAIN)
+    recorder.enter(Phase.DRAIN)
     spend(Doing.BACKWARD, 4)
     for _ in range(2):
         recorder.passed(steady=False)
-    recorder.enter(Part.OUTSIDE)
+    recorder.enter(Phase.OUTSIDE)
     timing, _ = recorder.take()
 
     figures = break_down(plan("1", [2000.0], 2000.0), [epoch(0, minibatches=4)], [timing])

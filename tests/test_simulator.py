@@ -106,20 +106,20 @@ def test_one_minibatch_at_a_time_takes_all_times_and_both_transfers_of_each_cut(
 
 
 def test_replicas_in_step_wait_for_the_last_part_of_a_round() -> None:
-    """Two replicas, F 1, B 8: a part of 1/8 of w every ms; half of 1.6 bytes each way, so 0.1 ms a part.
+    """Two replicas, F 1, B 8: a part of 1/16 of w every half ms; half of 1.6 bytes each way, so 0.05 ms a part.
 
-    The last part's gradients leave at 9 and are there at 9.1, its parameters at 9.2: a round of two takes 9.2 ms.
+    The last part's gradients leave at 9 and are there at 9.05, its parameters at 9.1: a round of two takes 9.1 ms.
     """
-    assert parts_of(2) == 8
+    assert parts_of(2) == 16
     load = StageLoad(1, 8, 0, 2, 2)
     assert steady_ms([load._replace(weight_bytes=0)], [1], CARD, default_mode(1)) == pytest.approx(9 / 2)
-    wiring = Wiring(1.25)  # 0.5 * 2 / 8 / 1.25 = 0.1 ms
-    assert steady_ms([load], [1], wiring, default_mode(1)) == pytest.approx(9.2 / 2)
+    wiring = Wiring(1.25)  # 0.5 * 2 / 16 / 1.25 = 0.05 ms
+    assert steady_ms([load], [1], wiring, default_mode(1)) == pytest.approx(9.1 / 2)
 
 
 def test_parameters_that_are_ready_early_synchronise_within_the_backward_pass() -> None:
-    late = StageLoad(1, 8, 0, 6, 2, ready=(1.0,) * 8)
-    early = late._replace(ready=(0.125,) * 8)
+    late = StageLoad(1, 8, 0, 6, 2, ready=(1.0,) * 16)
+    early = late._replace(ready=(0.125,) * 16)
 
     # Half of 6 bytes of gradients and then of parameters: from 9 to 15 or, early, from 2 to 8.
     assert steady_ms([late], [1], CARD, default_mode(1)) == pytest.approx(15 / 2)
@@ -335,7 +335,7 @@ def test_a_transfer_to_a_busy_receiver_holds_up_none_behind_it() -> None:
 
 
 def test_many_replicas_synchronise_in_fewer_parts_but_no_fewer_bytes() -> None:
-    assert [parts_of(replicas) for replicas in (1, 2, 32, 64, 1000)] == [0, 8, 8, 4, 2]
+    assert [parts_of(replicas) for replicas in (1, 2, 32, 64, 1000)] == [0, 16, 8, 4, 2]
 
     run = record([StageLoad(64, 64, 0, 64, 64)], [1], CARD, default_mode(1), 128)
 

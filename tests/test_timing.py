@@ -19,7 +19,7 @@ from pd_train.compute import StageRunner
 from pd_train.inbox import Inbox
 from pd_train.pulse import Pulse, PulseBoard
 from pd_train.recorder import RECEIVED, Recorder
-from pd_train.timing import Doing, Part, WorkerTiming
+from pd_train.timing import Doing, Phase, WorkerTiming
 from pd_train.trace import trace_of
 from pd_train.watch import Watch
 from pd_train.wire import Message
@@ -51,7 +51,7 @@ def train(recorder: Recorder, hands: Hands) -> None:
     for b in (0, 1):
         with recorder.doing(Doing.FORWARD, b, 0):
             hands.wait(1)
-    recorder.enter(Part.STEADY)
+    recorder.enter(Phase.STEADY)
     with recorder.doing(Doing.WAIT_GRADIENTS, 0):
         hands.wait(3)
         with recorder.doing(Doing.UPDATE):
@@ -62,13 +62,13 @@ def train(recorder: Recorder, hands: Hands) -> None:
     recorder.passed(steady=True)
     with recorder.doing(Doing.FORWARD, 2, 1):
         hands.wait(1)
-    recorder.enter(Part.DRAIN)
+    recorder.enter(Phase.DRAIN)
     for b in (1, 2):
         hands.wait(0.25)
         with recorder.doing(Doing.BACKWARD, b, b):
             hands.wait(2)
         recorder.passed(steady=False)
-    recorder.enter(Part.OUTSIDE)
+    recorder.enter(Phase.OUTSIDE)
 
 
 def test_time_counts_for_the_innermost_of_what_is_done_and_for_the_part_of_the_segment(hands: Hands) -> None:
@@ -82,7 +82,7 @@ def test_time_counts_for_the_innermost_of_what_is_done_and_for_the_part_of_the_s
     assert (drain[Doing.BACKWARD], drain[Doing.OTHER]) == (4, 0.5)
     assert sum(outside) == 0
     assert (timing.minibatches, timing.steady_minibatches) == (3, 1)
-    assert timing.of_part(Part.STEADY) == 7.5
+    assert timing.of_phase(Phase.STEADY) == 7.5
     assert not rows, "nothing was to be traced"
 
 
@@ -169,7 +169,7 @@ def test_the_rows_of_a_trace_nest_and_hold_what_was_done(plan: Plan, hands: Hand
         start = hands.now
         train(recorder, hands)
         for sent in (0.0, 1.0, 2.0):
-            recorder._part = Part.STEADY
+            recorder._phase = Phase.STEADY
             recorder.arrived(Message("backward", 2, 0, 0, sent=start + sent, arrived=start + sent + 1.5, size=7))
         rows.append(numpy.array(recorder.take()[1]).reshape(-1, 7))
     trace = trace_of(plan, rows, {0: 0.0, 1: 2e-6, 2: 3e-6})

@@ -41,7 +41,7 @@ __all__ = [
     "work_of",
 ]
 
-_MOST_PARTS = 8
+_MOST_PARTS = 16
 """Of a synchronisation: enough that the last part, which no pass can hide, is small."""
 _SAME = 1e-4
 """Windows whose paces differ by less, relatively, show that the pipeline has found its rhythm."""

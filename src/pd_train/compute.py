@@ -16,14 +16,14 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from pd_format.schedule import WorkItem, rounds_of, work_order
 from pd_format.versions import StageVersions
-from pd_train.course import Key
+from pd_train.course import MinibatchKey
 from pd_train.engine import Score, StageEngine
 from pd_train.links import Links
 from pd_train.loss_scale import LossScale
@@ -31,36 +31,17 @@ from pd_train.pulse import PULSE_EVERY_S, Pulse
 from pd_train.reading import Source
 from pd_train.recorder import Recorder
 from pd_train.seeding import minibatch_seed
+from pd_train.segment import Segment
 from pd_train.server import SegmentSize, Server
-from pd_train.timing import Doing, Part, WorkerTiming
+from pd_train.timing import Doing, Phase, WorkerTiming
 from pd_train.weights import ParameterSets
 from pd_train.wire import Message
 
-__all__ = ["DivergedError", "Segment", "StageRunner", "WorkerStatistics"]
+__all__ = ["DivergedError", "StageRunner", "WorkerStatistics"]
 
 
 class DivergedError(Exception):
     """The loss of a minibatch is not a finite number."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """What runs between two drains of the pipeline; rank 0 announces it to every worker."""
-
-    number: int
-    """Of the run, from 0."""
-    training: bool
-    epoch: int
-    first: int
-    """The segment's minibatch 0 is this one of the epoch."""
-    first_of_run: int
-    """The same of all minibatches that the run trains on."""
-    minibatches: int
-    samples: int
-    """Of every minibatch but the last."""
-    last_samples: int
-    rate: float
-    """The epoch's learning rate, before the scaling of a stage."""
 
 
 class WorkerStatistics(NamedTuple):
@@ -175,7 +156,7 @@ class StageRunner:
         self._at = segment, None
         if segment.training:
             self._drain(segment)
-            self._recorder.enter(Part.OUTSIDE)
+            self._recorder.enter(Phase.OUTSIDE)
             self.tell_timing(*self._recorder.take())
             self._training_bytes += self._links.sent_bytes - sent_before
 
@@ -231,7 +212,7 @@ class StageRunner:
                 sent = self._engine.forward(b, index, values, seed)
             self._links.send_forward(segment.number, b, (sent, targets, version if tag is None else tag))
         if not self._forwards:
-            self._recorder.enter(Part.DRAIN)
+            self._recorder.enter(Phase.DRAIN)
 
     def _train_backward(self, segment: Segment, item: WorkItem) -> None:
         b = item.minibatch
@@ -240,7 +221,7 @@ class StageRunner:
             gradients = self._links.receive_answer(segment.number, b)
         if steady and b < self._stage.replicas:
             # Only now: the first answer takes as long as the pipeline takes to fill.
-            self._recorder.enter(Part.STEADY)
+            self._recorder.enter(Phase.STEADY)
         version = self._versions.backward(b)
         self._await_version(max(self._versions.complete_before_backward(b), version))
         index = self._sets.set_of(version)
@@ -275,7 +256,7 @@ class StageRunner:
         """A minibatch's values and targets, and the version that it met at stage 0 (None there)."""
         if self._source is not None:
             with self._pass(Doing.WAIT_DATA, minibatch):
-                loaded = self._source.load(Key(segment.training, segment.epoch, segment.first + minibatch))
+                loaded = self._source.load(MinibatchKey(segment.training, segment.epoch, segment.first + minibatch))
                 # Of no use on the device but to the last stage, targets go on to it from the host.
                 targets = self._to_device(loaded.targets) if self._is_last else loaded.targets
                 return self._to_device(loaded.inputs), targets, None

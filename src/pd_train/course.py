@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Course", "Key"]
+__all__ = ["Course", "MinibatchKey"]
 
 
-class Key(NamedTuple):
+class MinibatchKey(NamedTuple):
     """One minibatch of a run."""
 
     training: bool
@@ -42,11 +42,11 @@ class Course:
     replicas: int
     """Of stage 0."""
 
-    def of_segment(self, training: bool, epoch: int, first: int, minibatches: int) -> Iterator[Key]:
+    def of_segment(self, training: bool, epoch: int, first: int, minibatches: int) -> Iterator[MinibatchKey]:
         """This replica's minibatches of a segment."""
-        return (Key(training, epoch, first + b) for b in range(self.replica, minibatches, self.replicas))
+        return (MinibatchKey(training, epoch, first + b) for b in range(self.replica, minibatches, self.replicas))
 
-    def after(self, training: bool, epoch: int, first: int) -> Iterator[Key]:
+    def after(self, training: bool, epoch: int, first: int) -> Iterator[MinibatchKey]:
         """This replica's minibatches from a segment on that begins at minibatch `first`, to the end of the run."""
         while epoch < self.epochs:
             if training and self.training:

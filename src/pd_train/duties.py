@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from pd_train.emulation import Emulation
 from pd_train.events import Event, Note
 from pd_train.feed import loader_processes, open_data
 from pd_train.following import follow, part_with
+from pd_train.forms import plan_problem
 from pd_train.inbox import Inbox
 from pd_train.lead import Lead
 from pd_train.links import Links
@@ -31,6 +33,7 @@ from pd_train.routing import Place
 from pd_train.staging import Staging, open_staging
 from pd_train.transport import Transport
 from pd_train.watch import Watch, report_to_rank_0
+from pd_train.wire import Message
 
 __all__ = ["Company", "Duty", "Emulating", "Stands", "Training"]
 
@@ -64,6 +67,11 @@ class Duty(Protocol):
     """Of the model."""
 
     @property
+    def problem(self) -> Callable[[Message], str | None]:
+        """Says what is wrong with a message by the plan; None where nothing is."""
+        ...
+
+    @property
     def staging(self) -> Staging | None:
         """The way to the device and back; None where nothing is on one."""
         ...
@@ -86,6 +94,7 @@ class Training:
 
     def __init__(self, setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump) -> None:
         options = setup.options
+        self.problem = partial(plan_problem, options.plan, place)
         self._setup = setup
         self._place = place
         self._dump = dump
@@ -163,7 +172,10 @@ class Emulating:
 
     staging = None
 
-    def __init__(self, setup: WorkerSetup, emulation: Emulation, dump: WorkerDump) -> None:
+    def __init__(self, setup: WorkerSetup, place: Place, emulation: Emulation, dump: WorkerDump) -> None:
+        # What it sends has the sizes of compressed values, and no other form.
+        plain = setup.options.plan.model_copy(update={"compress_activations": None})
+        self.problem = partial(plan_problem, plain, place)
         self._setup = setup
         self._emulation = emulation
         self._dump = dump

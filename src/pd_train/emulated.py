@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from pd_format.compression import crossing_bytes
 from pd_format.profile import LayerProfile
 from pd_train.compressed import CompressedTraffic
-from pd_train.course import Key
+from pd_train.course import MinibatchKey
 from pd_train.data import Minibatch
 from pd_train.engine import Score
 from pd_train.gradients import Gradients, Pieces
@@ -222,7 +222,7 @@ class EmulatedSource:
     def expect(self, training: bool, epoch: int, first: int, minibatches: int) -> None:
         pass
 
-    def load(self, key: Key) -> Minibatch:
+    def load(self, key: MinibatchKey) -> Minibatch:
         return self._minibatch
 
     def close(self) -> None:

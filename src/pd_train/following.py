@@ -8,8 +8,9 @@ from torch import Tensor
 
 from pd_train.checkpoint.keeper import Keeper
 from pd_train.checkpoint.part import Position
-from pd_train.compute import Segment, StageRunner, WorkerStatistics
+from pd_train.compute import StageRunner, WorkerStatistics
 from pd_train.inbox import Inbox
+from pd_train.segment import Segment
 from pd_train.transport import Transport
 from pd_train.wire import Message
 

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from pd_format.plan import Plan
 from pd_train.checkpoint.part import PartRecord
-from pd_train.compute import Segment
 from pd_train.crossing import Crossing
 from pd_train.meeting import About
 from pd_train.pulse import Pulse
 from pd_train.recorder import RECEIVED, ROW
 from pd_train.routing import Place, may_send
+from pd_train.segment import Segment
 from pd_train.timing import Doing, WorkerTiming
 from pd_train.wire import Message
 

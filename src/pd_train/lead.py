@@ -17,7 +17,7 @@ from pd_train.checkpoint.keeper import Keeper
 from pd_train.checkpoint.model import join_state, write_model
 from pd_train.checkpoint.part import START, Position
 from pd_train.checkpoint.progress import RunProgress
-from pd_train.compute import Segment, StageRunner
+from pd_train.compute import StageRunner
 from pd_train.emulation import Emulation, pace_of
 from pd_train.ending import Ending, peaks_of
 from pd_train.events import (
@@ -39,6 +39,7 @@ from pd_train.optimizers import learning_rate
 from pd_train.options import RESTARTS, RunOptions
 from pd_train.report import rate_of
 from pd_train.scores import Result, ScoreBoard
+from pd_train.segment import Segment
 from pd_train.transport import Transport
 from pd_train.watch import Watch
 from pd_train.wire import Message

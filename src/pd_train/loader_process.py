@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from pd_format.data import images_of, parse_data
 from pd_format.layers.factory import load_function
-from pd_train.course import Key
+from pd_train.course import MinibatchKey
 from pd_train.data import Minibatch, MinibatchLoader
 from pd_train.debug_dump import held_back
 
@@ -58,7 +58,7 @@ class LoadedByKey(Dataset[Any]):
         self.data = data
         self.threads = threads
 
-    def __getitem__(self, key: Key) -> Minibatch | Failure:
+    def __getitem__(self, key: MinibatchKey) -> Minibatch | Failure:
         try:
             return load(self.loaders, key)
         except Exception as error:
@@ -75,7 +75,7 @@ def _import_user_code(data: str) -> LoadedByKey:
     return LoadedByKey.__new__(LoadedByKey)
 
 
-def load(loaders: Loaders, key: Key) -> Minibatch:
+def load(loaders: Loaders, key: MinibatchKey) -> Minibatch:
     """A minibatch of the run."""
     return loaders[0 if key.training else 1].load(key.epoch, key.minibatch)
 

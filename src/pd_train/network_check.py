@@ -86,8 +86,9 @@ class MeasuringNetwork:
 
     staging = None
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, place: Place) -> None:
         self._plan = setup.options.plan
+        self.problem = partial(network_problem, self._plan, place)
         self._rank = setup.rank
         self.fingerprint = self._plan.model.fingerprint
 

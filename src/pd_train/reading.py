@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from pd_format.data import parse_data
 from pd_format.errors import UserError
 from pd_format.units import format_bytes
-from pd_train.course import Course, Key
+from pd_train.course import Course, MinibatchKey
 from pd_train.data import Minibatch
 from pd_train.host import shared_memory_bytes
 from pd_train.loader_process import Failure, InLoaderProcess, LoadedByKey, Loaders, as_it_is, load, start_process
@@ -50,7 +50,7 @@ class Source(Protocol):
     def expect(self, training: bool, epoch: int, first: int, minibatches: int) -> None:
         """A segment of so many minibatches (of all replicas) begins at minibatch `first` of the epoch."""
 
-    def load(self, key: Key) -> Minibatch:
+    def load(self, key: MinibatchKey) -> Minibatch:
         """The segment's next minibatch.
 
         Raises:
@@ -95,7 +95,7 @@ class Direct(_Noting):
     def expect(self, training: bool, epoch: int, first: int, minibatches: int) -> None:
         pass
 
-    def load(self, key: Key) -> Minibatch:
+    def load(self, key: MinibatchKey) -> Minibatch:
         return self._note(load(self._loaders, key))
 
     def close(self) -> None:
@@ -129,8 +129,8 @@ class ReadAhead(_Noting):
         super().__init__(tell)
         self._course = course
         self._order = _Order()
-        self._coming: Iterator[Key] = iter(())
-        self._next: Key | None = None
+        self._coming: Iterator[MinibatchKey] = iter(())
+        self._next: MinibatchKey | None = None
         self._minibatches: Iterator[Minibatch | Failure] | None = None
         self._processes = processes
         self._loader: DataLoader[Any] | None = DataLoader(
@@ -171,7 +171,7 @@ class ReadAhead(_Noting):
         except (RuntimeError, OSError) as error:
             raise self._lost(error) from error
 
-    def load(self, key: Key) -> Minibatch:
+    def load(self, key: MinibatchKey) -> Minibatch:
         assert self._minibatches is not None
         if key != self._next:
             raise RuntimeError(f"{key} was asked for, {self._next} expected")
@@ -225,7 +225,7 @@ def open_source(
 class _Order:
     """torch's sampler: what is to be read, again from the start whenever it is asked."""
 
-    ahead: Callable[[], Iterator[Key]]
+    ahead: Callable[[], Iterator[MinibatchKey]]
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[MinibatchKey]:
         return self.ahead()

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from pd_train.pulse import Pulse
-from pd_train.timing import CUT_KINDS, SYNC_KINDS, Doing, Part, Transfers, WorkerTiming
+from pd_train.timing import CUT_KINDS, SYNC_KINDS, Doing, Phase, Transfers, WorkerTiming
 from pd_train.wire import Message
 
 __all__ = ["RECEIVED", "ROW", "Recorder"]
@@ -49,20 +49,20 @@ class Recorder:
         self._sums = WorkerTiming()
         self._rows = array("d")
         self._totals = [0.0] * len(Doing)
-        self._part = Part.OUTSIDE
+        self._phase = Phase.OUTSIDE
         self._first = 0
         self._is_traced = False
 
-    def enter(self, part: Part) -> None:
-        """Another part of the segment begins."""
+    def enter(self, phase: Phase) -> None:
+        """Another phase of the segment begins."""
         self._settle()
-        self._part = part
+        self._phase = phase
 
     def start_segment(self, first: int) -> None:
         """A training segment begins, whose minibatch 0 is this one of the run."""
         self._first = first
         self._is_traced = first in self._traced
-        self.enter(Part.START_UP)
+        self.enter(Phase.START_UP)
 
     @contextlib.contextmanager
     def doing(self, doing: Doing, minibatch: int = -1, version: int = -1) -> Iterator[None]:
@@ -70,7 +70,7 @@ class Recorder:
         start = self._settle()
         self._doing.append(doing)
         if minibatch >= 0:
-            self._is_traced = self._first + minibatch in self._traced and self._part is not Part.OUTSIDE
+            self._is_traced = self._first + minibatch in self._traced and self._phase is not Phase.OUTSIDE
         try:
             yield
         finally:
@@ -88,7 +88,7 @@ class Recorder:
     def arrived(self, message: Message) -> None:
         """A message has been read; called by the compute thread."""
         kind = message.kind
-        if self._part is Part.OUTSIDE or not message.size or not (kind in CUT_KINDS or kind in SYNC_KINDS):
+        if self._phase is Phase.OUTSIDE or not message.size or not (kind in CUT_KINDS or kind in SYNC_KINDS):
             return
         self._settle()
         sent, arrived = message.sent, message.arrived
@@ -118,7 +118,7 @@ class Recorder:
     def _settle(self) -> float:
         """Count the time since it was last settled for what was done in it."""
         now, doing = self._now(), self._doing[-1]
-        self._sums.seconds[self._part][doing] += now - self._since
+        self._sums.seconds[self._phase][doing] += now - self._since
         self._totals[doing] += now - self._since
         if doing.computes:
             if self._spans and self._spans[-1][1] == self._since:  # A piece more of the same computing.

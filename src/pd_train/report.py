@@ -17,7 +17,7 @@ from pd_train.bottleneck import Setting, find_bottleneck
 from pd_train.breakdown import Breakdown, Performance, StageBreakdown, TimeToTarget, TransferBreakdown
 from pd_train.events import EpochMetrics
 from pd_train.metrics import METRICS
-from pd_train.timing import Doing, Part, Transfers, WorkerTiming
+from pd_train.timing import Doing, Phase, Transfers, WorkerTiming
 
 __all__ = ["break_down", "performance_of", "rate_of", "time_to_target"]
 
@@ -79,8 +79,8 @@ def break_down(
     cut = sum(stage.cut.bytes for stage in stages) / timed if timed else None
     sync = sum(stage.sync.bytes for stage in stages) / timed if timed else None
     baseline = plan.predicted.data_parallel_bytes_per_minibatch
-    training = sum(one.of_part(part) for one in workers for part in Part if part is not Part.OUTSIDE)
-    idle = sum(_idle(one, part) for one in workers for part in (Part.START_UP, Part.DRAIN))
+    training = sum(one.of_phase(phase) for one in workers for phase in Phase if phase is not Phase.OUTSIDE)
+    idle = sum(_idle(one, phase) for one in workers for phase in (Phase.START_UP, Phase.DRAIN))
     return Breakdown(
         minibatches=minibatches,
         timed_minibatches=timed,
@@ -124,9 +124,9 @@ def _stage(stage: Stage, workers: Sequence[WorkerTiming], peak: int | None, time
     replicas = stage.replicas
     steady = total.steady_minibatches
     doing = {
-        each.name.lower(): 1e3 * total.seconds[Part.STEADY][each] / steady / time_scale for each in Doing if steady
+        each.name.lower(): 1e3 * total.seconds[Phase.STEADY][each] / steady / time_scale for each in Doing if steady
     }
-    length = total.of_part(Part.STEADY)
+    length = total.of_phase(Phase.STEADY)
     own = [_compute_ms(one, time_scale) for one in workers]
     compute, predicted = _compute_ms(total, time_scale), stage.predicted.compute_ms or None
     return StageBreakdown(
@@ -135,14 +135,14 @@ def _stage(stage: Stage, workers: Sequence[WorkerTiming], peak: int | None, time
         minibatches=total.minibatches,
         steady_minibatches=steady,
         steady_ms=doing or None,
-        utilisation=1 - _idle(total, Part.STEADY) / length if length > 0 else None,
+        utilisation=1 - _idle(total, Phase.STEADY) / length if length > 0 else None,
         compute_ms=compute,
         predicted_compute_ms=predicted,
         compute_difference=_difference(compute, predicted),
         worker_compute_ms=tuple(own),
-        start_up_seconds=total.of_part(Part.START_UP) / replicas / time_scale if total.minibatches else None,
+        start_up_seconds=total.of_phase(Phase.START_UP) / replicas / time_scale if total.minibatches else None,
         steady_seconds=length / replicas / time_scale if total.minibatches else None,
-        drain_seconds=total.of_part(Part.DRAIN) / replicas / time_scale if total.minibatches else None,
+        drain_seconds=total.of_phase(Phase.DRAIN) / replicas / time_scale if total.minibatches else None,
         cut=_transfers(total.cut, time_scale),
         sync=_transfers(total.sync, time_scale),
         peak_memory_bytes=peak,
@@ -151,13 +151,13 @@ def _stage(stage: Stage, workers: Sequence[WorkerTiming], peak: int | None, time
 
 
 def _compute_ms(timing: WorkerTiming, time_scale: float) -> float | None:
-    """Forward and backward pass of a minibatch, in the steady part, where there are as many of both."""
-    seconds, steady = timing.seconds[Part.STEADY], timing.steady_minibatches
+    """Forward and backward pass of a minibatch, in the steady phase, where there are as many of both."""
+    seconds, steady = timing.seconds[Phase.STEADY], timing.steady_minibatches
     return 1e3 * (seconds[Doing.FORWARD] + seconds[Doing.BACKWARD]) / steady / time_scale if steady else None
 
 
-def _idle(timing: WorkerTiming, part: Part) -> float:
-    return sum(timing.seconds[part][doing] for doing in Doing if not doing.computes)
+def _idle(timing: WorkerTiming, phase: Phase) -> float:
+    return sum(timing.seconds[phase][doing] for doing in Doing if not doing.computes)
 
 
 def _transfers(transfers: Transfers, time_scale: float) -> TransferBreakdown:

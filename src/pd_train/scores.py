@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pd_train.compute import Segment
 from pd_train.engine import Score
 from pd_train.events import Event, Progress
 from pd_train.inbox import Inbox
+from pd_train.segment import Segment
 from pd_train.wire import Message
 
 __all__ = ["Result", "ScoreBoard"]

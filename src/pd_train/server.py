@@ -79,12 +79,12 @@ class Server(Protocol):
     """Updates between each gradient's being read for and applied, where they have no bound."""
 
 
-def cut_stage(parameters: Sequence[nn.Parameter], replicas: int) -> list[Bucket]:
-    """The buckets of a stage: one of whole parameters for a single worker."""
+def cut_stage(parameters: Sequence[nn.Parameter], replicas: int, even: bool = False) -> list[Bucket]:
+    """The buckets of a stage: one of whole parameters for a single worker; `even` as for `cut_into_buckets`."""
     elements = [parameter.numel() for parameter in parameters]
     if replicas == 1:
         return whole_parameters(elements)
-    return cut_into_buckets(elements, [parameter.element_size() for parameter in parameters], replicas)
+    return cut_into_buckets(elements, [parameter.element_size() for parameter in parameters], replicas, even=even)
 
 
 def piece_view(parameter: Tensor, piece: Piece, replicas: int) -> Tensor:

@@ -80,7 +80,8 @@ class ShardedServer:
         self._clipping = clipping
         self._loss_scale = loss_scale
         self._arithmetic = arithmetic
-        self._buckets = cut_stage(sets.sets[0], self._replicas)
+        # A plan counts compressed bytes by buckets of one size.
+        self._buckets = cut_stage(sets.sets[0], self._replicas, even=compression is not None)
         self._outgoing = GradientBuckets(watch, names, self._buckets, self._replicas > 1, self._leave, arithmetic)
         # Detached: they share the parameters' memory and version counters, so autograd still notices a write to a
         # set that a backward pass needs.

@@ -1,12 +1,12 @@
 """Where a worker's time went, as plain sums that add up over segments and epochs.
 
-A segment has three parts at each worker: the pipeline fills, runs steadily, and drains. They are told apart by the
+A segment has three phases at each worker: the pipeline fills, runs steadily, and drains. They are told apart by the
 static order alone:
 
     F F F F | B F B F B F B F | B B B B
     start-up      steady         drain
 
-The wait for the first answer, which comes once the pipeline is full, belongs to the start-up. In the steady part there
+The wait for the first answer, which comes once the pipeline is full, belongs to the start-up. In the steady one there
 are as many forward as backward passes, so its length over their number is the time that the pipeline takes for a
 minibatch of the worker.
 """
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
 
-__all__ = ["CUT_KINDS", "SYNC_KINDS", "Doing", "Part", "Transfers", "WorkerTiming"]
+__all__ = ["CUT_KINDS", "SYNC_KINDS", "Doing", "Phase", "Transfers", "WorkerTiming"]
 
 CUT_KINDS = frozenset({"forward", "backward"})
 """Messages over a cut: activations and their gradients."""
@@ -48,7 +48,7 @@ class Doing(IntEnum):
         return self <= Doing.UPDATE
 
 
-class Part(IntEnum):
+class Phase(IntEnum):
     """Of a segment."""
 
     START_UP = 0
@@ -80,12 +80,12 @@ class Transfers:
 class WorkerTiming:
     """One worker's sums."""
 
-    seconds: list[list[float]] = field(default_factory=lambda: [[0.0] * len(Doing) for _ in Part])
-    """By part of a segment, then by what was done."""
+    seconds: list[list[float]] = field(default_factory=lambda: [[0.0] * len(Doing) for _ in Phase])
+    """By phase of a segment, then by what was done."""
     minibatches: int = 0
     """Trained on by this worker."""
     steady_minibatches: int = 0
-    """Of these, those whose backward pass was in a steady part."""
+    """Of these, those whose backward pass was in a steady phase."""
     cut: Transfers = field(default_factory=Transfers)
     sync: Transfers = field(default_factory=Transfers)
 
@@ -98,15 +98,16 @@ class WorkerTiming:
         self.cut.add(other.cut)
         self.sync.add(other.sync)
 
-    def of_part(self, part: Part) -> float:
-        """Seconds of a part, whatever was done."""
-        return sum(self.seconds[part])
+    def of_phase(self, phase: Phase) -> float:
+        """Seconds of a phase, whatever was done."""
+        return sum(self.seconds[phase])
 
     def plain(self) -> dict[str, Any]:
         """For the wire and for files: figures by their names."""
         return {
             "seconds": {
-                part.name.lower(): {doing.name.lower(): self.seconds[part][doing] for doing in Doing} for part in Part
+                phase.name.lower(): {doing.name.lower(): self.seconds[phase][doing] for doing in Doing}
+                for phase in Phase
             },
             "minibatches": self.minibatches,
             "steady_minibatches": self.steady_minibatches,
@@ -123,7 +124,8 @@ class WorkerTiming:
         """
         try:
             seconds = [
-                [_seconds(plain["seconds"][part.name.lower()][doing.name.lower()]) for doing in Doing] for part in Part
+                [_seconds(plain["seconds"][phase.name.lower()][doing.name.lower()]) for doing in Doing]
+                for phase in Phase
             ]
             counts = _whole(plain["minibatches"]), _whole(plain["steady_minibatches"])
             return cls(seconds, *counts, _transfers(plain["cut"]), _transfers(plain["sync"]))

@@ -20,13 +20,12 @@ from pd_train.debug_dump import WorkerDump
 from pd_train.duties import Company, Duty, Emulating, Training
 from pd_train.events import Event, Note, WorkersMet, from_plain, to_plain
 from pd_train.farewell import patience_s
-from pd_train.forms import plan_problem
 from pd_train.host import allow_open_files
 from pd_train.inbox import Inbox, PeerFailedError, PeerLostError, StallError
 from pd_train.keys import Key, read_key
 from pd_train.links import Links
 from pd_train.meeting import COMMON_MARK, meet
-from pd_train.network_check import MeasuringNetwork, network_problem
+from pd_train.network_check import MeasuringNetwork
 from pd_train.recorder import Recorder
 from pd_train.routing import Place, place_of
 from pd_train.sender import Sender
@@ -119,15 +118,10 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
     torch.set_num_threads(options.threads)
     duty: Duty | None = None
     try:
-        problem = partial(plan_problem, options.plan, place)
         if options.measure_network:
-            duty = MeasuringNetwork(setup)
-            problem = partial(network_problem, options.plan, place)
+            duty = MeasuringNetwork(setup, place)
         elif options.emulate is not None:
-            duty = Emulating(setup, options.emulate, dump)
-            # What it sends has the sizes of compressed values, and no other form.
-            plain = options.plan.model_copy(update={"compress_activations": None})
-            problem = partial(plan_problem, plain, place)
+            duty = Emulating(setup, place, options.emulate, dump)
         else:
             duty = Training(setup, place, launcher, dump)
         clock = Clock()
@@ -138,7 +132,7 @@ def _run(setup: WorkerSetup, place: Place, launcher: Launcher, dump: WorkerDump)
             setup.address,
             setup.port,
             options.peer_timeout,
-            problem,
+            duty.problem,
             _key(setup),
             clock.now,
             hold=None if sender is None else sender.hold,
