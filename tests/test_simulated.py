@@ -50,7 +50,7 @@ def test_nothing_that_was_tried_simulates_faster(machines: int, bandwidth: float
     ):
         other = decide(profile, machines, bandwidth, strategy, cost_model=cost_model, links="shared")  # type: ignore[arg-type]
         assert other.depths.simulated_ms is not None
-        assert chosen.depths.simulated_ms <= other.depths.simulated_ms * 1.05
+        assert chosen.depths.simulated_ms <= other.depths.simulated_ms * 1.1
         if other.depths.simulated_ms <= chosen.depths.simulated_ms:
             assert chosen.plan.predicted.bytes_per_minibatch <= other.plan.predicted.bytes_per_minibatch
 
