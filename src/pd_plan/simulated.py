@@ -4,9 +4,9 @@ The cost models take a transfer, or a synchronisation, as hidden wherever it is 
 simulator knows what the order of the passes leaves exposed: the parameters that come back after a synchronous round,
 or a transfer that lengthens the way round. It is too slow to search with, so it judges what others have found.
 
-It leaves out what moving bytes costs the processors (AlexNet in step on two hosts without a limit: 5 to 8 % of the time,
-benchmarks/peers.py), and profiles are known to some per cent only: of plans that are
-as fast within that, the one that sends the least is chosen.
+It leaves out what moving bytes costs the processors, which for AlexNet in step on two hosts without a limit is 5 to 8 %
+of the time (benchmarks/peers.py), and profiles are known to some per cent only: of plans that are as fast within that,
+the one that sends the least is chosen.
 """
 
 from __future__ import annotations
