@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pd_format.errors import UserError
+from pd_format.layers.task import Classification
 from pd_format.versions import Mode, stage_versions
 from pd_train.arithmetic import TORCH_ARITHMETIC
 from pd_train.asynchronous import AsynchronousServer
@@ -14,7 +15,7 @@ from pd_train.clipping import Clipping
 from pd_train.options import OptimizerOptions
 from pd_train.server import SegmentSize
 from pd_train.sharded import ShardedServer
-from pd_train.torch_engine import watch_leaves
+from pd_train.torch_engine import TorchEngine, watch_leaves
 from pd_train.weights import ParameterSets
 from pd_train.wire import WireError
 
@@ -183,6 +184,28 @@ def test_an_update_lands_within_the_backward_pass_and_changes_no_gradient_of_it(
     group.deliver()
     for own in group.parameters:
         assert all(map(torch.equal, own, expected))
+
+
+def test_a_pass_that_needs_a_parameter_after_its_gradient_says_how_to_train_all_the_same() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(2))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.tanh(x @ self.weight.detach()) @ self.weight,)
+
+    module = Twice()
+    engine = TorchEngine(module, [[module.weight]], Classification(), torch.device("cpu"))  # type: ignore[arg-type]
+
+    def land(number: int, gradient: torch.Tensor) -> None:
+        with torch.no_grad():
+            module.weight.add_(1)
+
+    engine.watch_gradients(land)
+    (sent,) = engine.forward(0, 0, (torch.ones(3, 2, requires_grad=True),), seed=0)
+    with pytest.raises(UserError, match="--sync overlap"):
+        engine.backward(0, 0, [torch.ones_like(sent)])
 
 
 def test_a_parameter_whose_gradient_comes_in_two_parts_is_refused_by_name() -> None:

@@ -143,7 +143,9 @@ class ShardedServer:
         self._is_last = following >= self._size.minibatches
         last = self._is_last or following // self._update_size != self._running
         self._outgoing.start(samples if self._is_uneven(self._running) else None, last)
-        if last and self._replicas > 1 and not self._versions.mode.is_naive:
+        mode = self._versions.mode
+        # With lag there is a set to spare, and an update of many minibatches has time.
+        if self._replicas > 1 and mode.by_round and not mode.is_naive and not self._versions.lag:
             self._sets.let_land(self._running + 1, self._versions.backward(minibatch))
 
     def finish_backward(self, gradients: Sequence[Tensor | None]) -> None:

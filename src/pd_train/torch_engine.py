@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pd_format.errors import UserError
 from pd_format.layers.precision import FP32, Precision
 from pd_format.layers.stage import StageModule
 from pd_format.layers.task import PredictingTask, Task
@@ -140,7 +141,7 @@ class TorchEngine:
         received, sent = self._run_again(kept) if isinstance(kept, _Recipe) else kept
         if gradients is None:
             if sent:
-                torch.autograd.backward(sent, [torch.full_like(loss, loss_scale) for loss in sent])
+                _differentiate(sent, [torch.full_like(loss, loss_scale) for loss in sent])
         else:
             if self._crossing is not None:
                 gradients = self._crossing.unpack_gradients(gradients)
@@ -152,7 +153,7 @@ class TorchEngine:
                         f"{root.dtype} {tuple(root.shape)}"
                     )
             if pairs:
-                torch.autograd.backward([root for root, _ in pairs], [arrived for _, arrived in pairs])
+                _differentiate([root for root, _ in pairs], [arrived for _, arrived in pairs])
         answer = [tensor.grad for tensor in received]
         if self._crossing is not None and not self._first:
             answer = self._crossing.pack_gradients(answer)
@@ -268,6 +269,20 @@ class TorchEngine:
     def _end(self, *values: Tensor) -> Sequence[Tensor]:
         """Wait until the device has done the pass; its small values, on the host."""
         return values if self._staging is None else self._staging.finish(*values)
+
+
+def _differentiate(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    try:
+        torch.autograd.backward(roots, gradients)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise UserError(
+            f"The backward pass needs a tensor that has been written to: {error}\nWhere that is a parameter, the model "
+            "uses it a second time without its gradient (.detach()), which in a replicated stage under --sync bsp is "
+            "not known before the next version is there: train with --sync overlap. Else the model changes a tensor "
+            "in place that autograd has saved."
+        ) from error
 
 
 def watch_leaves(leaves: Sequence[Sequence[nn.Parameter]], ready: Callable[[int, Tensor], None]) -> None:
