@@ -50,7 +50,7 @@ format: $(INSTALLED) ## Format the code; changes files
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED) ## Measure speed, as ratios within one run; some nine minutes on two idle cores
+bench: $(INSTALLED) ## Measure speed, as ratios within one run; some seven minutes on two idle cores
 	$(BIN)/python benchmarks/bench.py --pairs 2
 	$(BIN)/python benchmarks/peers.py --quick
 
