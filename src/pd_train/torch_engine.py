@@ -279,9 +279,9 @@ def _differentiate(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None
             raise
         raise UserError(
             f"The backward pass needs a tensor that has been written to: {error}\nWhere that is a parameter, the model "
-            "uses it a second time without its gradient (.detach()), which in a replicated stage under --sync bsp is "
-            "not known before the next version is there: train with --sync overlap. Else the model changes a tensor "
-            "in place that autograd has saved."
+            "uses it a second time without its gradient (.detach()), and a replicated stage under --sync bsp writes "
+            "its next version as soon as its gradient is complete: train with --sync overlap. Else the model changes a "
+            "tensor in place that autograd has saved."
         ) from error
 
 

@@ -8,9 +8,10 @@ flight, and none still to come, uses its version.
     set 0 holds version            0  0  0  0  0  2  2     rewritten after B1, the last to use version 0
     set 1 holds version                  1  1  1  1  3     made by the update after B0
 
-Of replicas an update lands while the backward pass whose gradients it averages still runs: bucket by bucket, each after
-it has left that pass, in the set that the pass itself uses, if that pass is the set's last user. Its weights are
-needed there no more: autograd has added up a parameter's gradient only when every use of the parameter is behind it.
+Of replicas in step (bsp) an update lands while the backward pass whose gradients it averages still runs: bucket by
+bucket, each after it has left that pass, in the set that the pass itself uses, if that pass is the set's last user. Its
+weights are needed there no more: autograd has added up a parameter's gradient only when all uses that it comes from are
+behind it. A use without one (`.detach()`) may be still to come; autograd's version check then ends the pass.
 """
 
 from __future__ import annotations
